@@ -152,10 +152,7 @@ def _arguments(func: Any) -> list[tuple[str, str]]:
 
 
 def may_draw(module: nn.Module) -> bool:
-    """Returns whether a module may draw random numbers in some calls: its dropouts, or what its code names, say so.
-
-    The code is that of methods of classes other than torch's, without the functions that they call.
-    """
+    """Returns whether parts in training are dropouts, or methods of their own classes name functions that draw."""
     return any(part.training and _part_may_draw(part) for part in module.modules())
 
 

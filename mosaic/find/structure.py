@@ -31,21 +31,19 @@ def unflatten(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
     return leaves[0] if spec is _LEAF else pytree.tree_unflatten(leaves, spec)
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Nesting:
     """The nesting of a call's arguments; equal nestings are one object, which is quicker to compare than a spec."""
 
-    __slots__ = ("_names", "_num_args", "spec")
-
-    def __init__(self, spec: pytree.TreeSpec, num_args: int = 0, names: tuple[str, ...] | None = None) -> None:
-        self.spec = spec
-        self._num_args = num_args
-        self._names = names  # None for arguments that hold others
+    spec: pytree.TreeSpec
+    num_args: int = 0
+    names: tuple[str, ...] | None = None  # None for arguments that hold others
 
     def unflatten(self, leaves: list[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-        if self._names is None:
+        if self.names is None:
             args, kwargs = pytree.tree_unflatten(leaves, self.spec)
             return args, kwargs
-        return leaves[: self._num_args], dict(zip(self._names, leaves[self._num_args :], strict=True))
+        return leaves[: self.num_args], dict(zip(self.names, leaves[self.num_args :], strict=True))
 
 
 def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Nesting]:
@@ -121,10 +119,7 @@ def version_of(tensor: torch.Tensor) -> int | None:
 
 
 def versions_of(tensors: Sequence[torch.Tensor]) -> list[int | None]:
-    try:
-        return [tensor._version for tensor in tensors]
-    except RuntimeError:
-        return list(map(version_of, tensors))
+    return list(map(version_of, tensors))
 
 
 def is_opaque(leaf: object) -> bool:

@@ -41,12 +41,8 @@ def _older(name: str, read: Callable[[], Any], change: Callable[[Any], Any]) -> 
     return Setting(name, read_or_none, lambda before: before is not None and change(before))
 
 
-def _attention(kind: str) -> Setting:
-    return Setting(f"{kind} attention", getattr(_C, f"_get_{kind}_sdp_enabled"), getattr(_C, f"_set_sdp_use_{kind}"))
-
-
-def _flag(name: str) -> Setting:
-    return Setting(name, getattr(_C, f"_get_{name}"), getattr(_C, f"_set_{name}"))
+def _flag(name: str, setter: str | None = None) -> Setting:
+    return Setting(name, getattr(_C, f"_get_{name}"), getattr(_C, f"_set_{setter or name}"))
 
 
 def _default_device() -> torch.device | None:
@@ -69,7 +65,7 @@ SETTINGS: tuple[Setting, ...] = (
     _older("TF32 in cuDNN", _C._get_cudnn_allow_tf32, _C._set_cudnn_allow_tf32),
     *map(_precision, ("generic all", "cuda all", "cuda matmul", "cuda conv", "cuda rnn")),
     *map(_precision, ("mkldnn all", "mkldnn matmul", "mkldnn conv", "mkldnn rnn")),
-    *map(_attention, ("flash", "mem_efficient", "math", "cudnn")),
+    *(_flag(f"{kind}_sdp_enabled", f"sdp_use_{kind}") for kind in ("flash", "mem_efficient", "math", "cudnn")),
     Setting("nn.MultiheadAttention's fast path", mha.get_fastpath_enabled, mha.set_fastpath_enabled),
     *map(_flag, ("mkldnn_enabled", "cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic")),
     Setting("the default device", _default_device, torch.set_default_device, "caller"),

@@ -30,9 +30,7 @@ _KEEPS_GRAPH = Obstacle(
     "a tensor made inside of it is kept after its call, by a hook, a list or an attribute",
     remedy="return it, keep tensor.detach(), or leave the module out: colocate(..., exclude=[...])",
 )
-_READS_BETWEEN = Obstacle(
-    "it reads what was made between modules and is not among its arguments", remedy="pass it as an argument"
-)
+_READS_BETWEEN = Obstacle("it reads what was made between modules, other than as an argument", remedy=_PASS)
 _READS_DATA = Obstacle("its arguments are reached through .data before it is called", remedy=_PASS)
 _WRITES_ARGUMENTS = Obstacle("it writes into its arguments", remedy="let it write to a copy")
 _BUFFERS_ARE_USED = Obstacle("its buffers are used outside of it while the model runs", remedy=_PASS)
@@ -80,8 +78,6 @@ class Exchanges(Tracer[frozenset[str]]):
             self._shared[name] = others & set(map(id, module.parameters()))
             for path, tensor in (*module.named_parameters(), *module.named_buffers()):
                 self._weights[self.memory(tensor)].paths[name] = path
-
-    # Calls.
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -132,10 +128,7 @@ class Exchanges(Tracer[frozenset[str]]):
         self._aliases[self.memory(tensor)].add(id(tensor))
         self._alive.append(tensor)
 
-    # Functions and operators.
-
     def function(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a function, and notes what no operator shows."""
         here = self.running[-1] if self.running else None
         if name == "__set__:data":
             self._note_write(here, [args[0]], name)
@@ -207,7 +200,6 @@ class Exchanges(Tracer[frozenset[str]]):
 
     @property
     def users(self) -> dict[int, frozenset[str | None]]:
-        """By the id of a parameter or buffer of the model, the candidates that use it; None for uses between them."""
         return {key: frozenset(weight.users) for weight in self._weights.values() if weight.users for key in weight.ids}
 
     def parted(self, *, may_share: bool) -> dict[str, frozenset[int]]:

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -34,13 +34,9 @@ _CALL_ONCE = "call it once on a concatenated batch, or leave it where it is"
 _TRANSFORMED = Obstacle(TRANSFORMED, remedy="call it on the whole batch, or leave it where it is")
 _ALL = "all modules"  # which is no name
 _HEAVY = (OperatorKind.MATMUL, OperatorKind.CONV, OperatorKind.ATTENTION)
-_SCRIPTED = Obstacle(
-    "is scripted by torch.jit, which shows neither its calls nor its parts",
-    remedy="colocate the module that it was made from, or leave it where it is",
-)
+_SCRIPTED = Obstacle("is scripted by torch.jit, which hides its calls", remedy="colocate the module that was scripted")
 _COMPILED = Obstacle(
-    "torch compiles it, and a lane of the host would run some of its calls as they are written",
-    remedy="leave it uncompiled on the host",
+    "torch compiles it, and a lane of the host would run some of its calls uncompiled", remedy="leave it uncompiled"
 )
 _EXCLUDED = Obstacle("excluded by the caller")
 Sample = Mapping[str, Any] | Sequence[Any] | torch.Tensor | Callable[[], Any]
@@ -54,16 +50,11 @@ class Finding:
     graph: ModuleGraph
     subjects: tuple[Subject, ...]  # the modules of the graph with their inputs
     left_out: dict[str, Obstacle]  # modules that look worth placing and cannot be
-    exchanging: dict[str, Obstacle] = field(default_factory=dict)
-    """Modules that read or write more than arguments while the model runs, and therefore run where they are called."""
-    local: dict[str, Obstacle] = field(default_factory=dict)
-    """Modules that exchange values with their caller in another way, so that no other rank can run them."""
-    in_place: dict[str, Obstacle] = field(default_factory=dict)
-    """Exchanging modules, and others that the host runs in place, because a lane runs a module later than its call."""
-    parted: dict[str, frozenset[int]] = field(default_factory=dict)
-    """Ids of a module's parameters that others use, such as a table of embeddings that the model looks up itself."""
-    users: dict[int, frozenset[str | None]] = field(default_factory=dict)
-    """By the id of a parameter or buffer, the modules that use it; None for operations between modules."""
+    exchanging: dict[str, Obstacle]  # modules that read or write more than arguments: they run where they are called
+    local: dict[str, Obstacle]  # modules that exchange values with their caller otherwise: no other rank can run them
+    in_place: dict[str, Obstacle]  # exchanging modules, and others that a lane of the host would run too late
+    parted: dict[str, frozenset[int]]  # ids of a module's parameters that others use, such as a table of embeddings
+    users: dict[int, frozenset[str | None]]  # by the id of a parameter or buffer; None for operations between modules
 
 
 def find_modules(
@@ -77,7 +68,6 @@ def find_modules(
     """Runs a model on ``sample`` and finds the modules that can be placed; the model stays as it was.
 
     Args:
-        model: Any module tree.
         sample: One batch, or a function that runs the model on one.
         include: Names or patterns of the modules to place, but not of their parts; by default ``Course`` chooses.
         exclude: Names or patterns of modules to leave where they are.
@@ -96,8 +86,7 @@ def find_modules(
             raise
         except Exception as error:  # the model's own code may raise anything
             raise ValueError(
-                f"{type(model).__name__} raised {said_by(error)} when it was called with the sample; pass one batch "
-                "that the model accepts"
+                f"{type(model).__name__} raised {said_by(error)} with the sample; pass one batch that the model accepts"
             ) from error
         for pattern in (*(include or ()), *exclude):
             if not _matching(modules, [pattern]):
@@ -148,8 +137,8 @@ def runner_of(model: nn.Module, sample: Sample) -> Callable[[], Any]:
     if callable(sample):
         return sample
     raise TypeError(
-        f"sample is a {type(sample).__name__}; give a batch as a dict (keywords), a list or tuple (positions) or a "
-        "tensor, or a function that runs the model on one"
+        f"sample is a {type(sample).__name__}; give a batch (a dict of keywords, a list, a tuple or a tensor), or a "
+        "function that runs the model on one"
     )
 
 
@@ -209,8 +198,6 @@ class Course(Tracer[int]):
         self._obstacles: dict[str, Obstacle] = {}
         self._flops: Counter[str] = Counter()
 
-    # The run.
-
     def end(self, operation: Operation, labels: int) -> int:
         """Counts an operator for every running module; what it makes stems from its inputs and from these."""
         self._reading[-1] |= labels
@@ -250,9 +237,9 @@ class Course(Tracer[int]):
     def obstacles(self) -> dict[str, Obstacle]:
         for name, places in self._called.items():
             where = f" ({', '.join(dict.fromkeys(places))})" if places else ""
-            often = f"called {len(places)} times in a step{where}; a placed module is called once, on all its inputs"
+            often = Obstacle(f"called {len(places)} times in a step{where}", remedy=_CALL_ONCE)
             if len(places) != 1:
-                self._obstacles.setdefault(name, Obstacle(often, remedy=_CALL_ONCE))
+                self._obstacles.setdefault(name, often)
         return self._obstacles
 
     def chosen(self) -> list[str]:

@@ -80,11 +80,10 @@ def find_split(
     with restored_objects(model) as before, forked(device):
         with stand_ins.placed():
             tensors = copied(dict(sample))
-            labelled: dict[Label, Any] = {("tensor", "among the model's attributes"): before.tensors}
-            labelled |= {("buffer", name): buffer for name, buffer in model.named_buffers()}
             parameters = dict(model.named_parameters()) | stand_ins.by_name
-            labelled |= {("parameter", name): parameter for name, parameter in parameters.items()}
-            labelled |= {("input", name): value for name, value in tensors.items()}
+            named = {"buffer": dict(model.named_buffers()), "parameter": parameters, "input": tensors}
+            labelled: dict[Label, Any] = {("tensor", "among the model's attributes"): before.tensors}
+            labelled |= {(kind, name): value for kind, values in named.items() for name, value in values.items()}
             flow = _Dataflow(labelled, blank)
             output = flow.follow(lambda: model(**tensors), loss, sites, scopes)
         _check_state(model, before)
@@ -172,9 +171,7 @@ def _find_lists(model: nn.Module, chosen: Mapping[str, str] | None) -> dict[str,
     lists = {path: each for path, each in model.named_modules() if isinstance(each, LayerList) and len(each)}
     if chosen is not None:
         if missing := [path for path in chosen.values() if path not in lists]:
-            raise UnsplittableError(
-                f"modules= has {missing[0]!r}, which is no list of layers; name lists as named_modules() does"
-            )
+            raise UnsplittableError(f"modules= has {missing[0]!r}, which is no list of layers; see named_modules()")
         return {path: lists[path] for path in chosen.values()}
     several = {path: each for path, each in lists.items() if len(each) > 1}
     same = {path: each for path, each in several.items() if len({*map(type, each)}) == 1}
@@ -344,19 +341,18 @@ class _Dataflow(Tracer[Labels]):
                 self._here.site = replace(self._here.site, has_effects=True)
 
     def end(self, operation: Operation, labels: Labels) -> Labels:
-        tags = getattr(operation.operator, "tags", ())
-        is_mask = operation.name in ("index", "masked_select")
-        self._read(labels, decides=not operation.results, shapes=operation.inputs)
-        if self._here is not None:
-            if torch.Tag.dynamic_output_shape in tags:
-                self._here.numbers |= labels
-            refuse_draws_by_value(operation.name, self._here.site.path)
+        here, tags = self._here, getattr(operation.operator, "tags", ())
+        makes_rows = torch.Tag.dynamic_output_shape in tags
+        self._read(labels, numbers_of=[] if operation.results else operation.inputs)
+        if here is not None or sources(labels, "value"):
+            refuse_draws_by_value(operation.name, caller() if here is None else here.site.path)
+        if here is not None:
+            here.numbers |= labels if makes_rows else set()
             if is_kept_by_selection(operation.operator, operation.args, operation.kwargs):
-                self._kept |= dict.fromkeys(map(self.memory, operation.created), self._here)
-            return labels | {("inside", self._here)}
-        if sources(labels, "value"):
-            refuse_draws_by_value(operation.name, caller())
-        if torch.Tag.dynamic_output_shape in tags and operation.name != "_ctc_loss":  # its loss has a row for each row
+                self._kept |= dict.fromkeys(map(self.memory, operation.created), here)
+            return labels | {("inside", here)}
+        if makes_rows and operation.name != "_ctc_loss":  # its loss has a row for each row
+            is_mask = operation.name in ("index", "masked_select")
             rows = [t for t in tensors_in(operation.args) if not is_mask or t.dtype in (torch.bool, torch.uint8)]
             if any(kind in ("value", "random") for kind, _ in self.labels(rows)):
                 self._rows = caller()
@@ -368,25 +364,24 @@ class _Dataflow(Tracer[Labels]):
     def function(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is torch.autograd.grad and self._here is None:
             raise UnsplittableError(
-                f"gradients are computed between layers at {caller()}, which other ranks have: compute them within one "
-                "layer, or in the loss"
+                f"gradients are computed between layers at {caller()}, across ranks: do so in one layer, or in the loss"
             )
         if name in NUMBER_READS:
-            self._read(self.labels(tensors_in(args)), decides=True, shapes=tensors_in(args))
+            self._read(self.labels(tensors_in(args)), numbers_of=tensors_in(args))
         return func(*args, **kwargs)
 
-    def _read(self, labels: Labels, *, decides: bool = False, shapes: Sequence[torch.Tensor] = ()) -> None:
-        """Records a read by the running call, and by the module around it."""
+    def _read(self, labels: Labels, *, numbers_of: Sequence[torch.Tensor] = ()) -> None:
+        """Records a read by the running call and the module around it; ``numbers_of``: tensors that Python reads."""
         for call in sources(labels, "inside"):
             if self._here is None or call.site.path != self._here.site.path:
                 raise _kept_inside(call.site.path, caller())
         if self._here is not None:
             self._here.labels |= labels
-            self._here.numbers |= labels if decides else set()
-        elif decides:
+            self._here.numbers |= labels if numbers_of else set()
+        elif numbers_of:
             self._decided |= {each for each in labels if each[0] in ("value", "parameter")}
             self.read_inputs |= sources(labels, "input")
-            if any(each.dtype != torch.bool for each in shapes):
+            if any(each.dtype != torch.bool for each in numbers_of):
                 self.shaping_inputs |= sources(labels, "input")
         if self.running:
             self.scoped_inputs[self.running[-1]] |= sources(labels, "input")
@@ -400,9 +395,8 @@ class _Dataflow(Tracer[Labels]):
                 leaves, tree = pytree.tree_flatten_with_path(result)
                 if tree.is_leaf() and not isinstance(result, torch.Tensor):
                     raise UnsplittableError(
-                        f"the model returns a {type(result).__name__}, in which a rank cannot tell its tensors from "
-                        "other ranks' zeros: return a tensor, a dict or a tuple, or register a dataclass by "
-                        "torch.utils._pytree.register_dataclass"
+                        f"the model returns a {type(result).__name__}, in which ranks cannot find tensors: return a "
+                        "tensor, a dict or a tuple, or register a dataclass by torch.utils._pytree.register_dataclass"
                     )
                 output = {
                     pytree.keystr(at): self.labels([leaf]) for at, leaf in leaves if isinstance(leaf, torch.Tensor)
@@ -417,8 +411,8 @@ class _Dataflow(Tracer[Labels]):
             frames = [f for f in extract_tb(error.__traceback__) if not any(each in f.filename for each in foreign)]
             line = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "in torch"
             raise UnsplittableError(
-                f"the model cannot be followed: with the sample, without gradients, it raises {said_by(error)} ({line})"
-                "; see that it runs under torch.no_grad(), and that its layers take plain tensors"
+                f"the model cannot be followed: with the sample it raises {said_by(error)} ({line}); see that it runs "
+                "under torch.no_grad(), and that its layers take plain tensors"
             ) from error
         return output
 
@@ -451,8 +445,9 @@ class _Dataflow(Tracer[Labels]):
                     result = forward(*args, **kwargs)
                 else:
                     result = self._zeros(call, self._blank, ModuleCall(module, forward, args, kwargs))
-                has_effects = is_set or not before.is_same(python_state())
-                self._note_result(call, result, hidden_of(args, kwargs), has_effects=has_effects)
+                if is_set or not before.is_same(python_state()):
+                    call.site = replace(call.site, has_effects=True)
+                self._note_result(call, result, hidden_of(args, kwargs))
             finally:
                 self._here = None
             return result
@@ -467,7 +462,7 @@ class _Dataflow(Tracer[Labels]):
         call.site = replace(call.site, has_effects=foreseen.has_effects, may_select=foreseen.may_select)
         return pytree.tree_unflatten(leaves, tree)
 
-    def _note_result(self, call: _Call, result: Any, hidden: torch.Tensor | None, *, has_effects: bool) -> None:
+    def _note_result(self, call: _Call, result: Any, hidden: torch.Tensor | None) -> None:
         leaves, tree = pytree.tree_flatten(result)
         tensors = {number: leaf for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
         for leaf in tensors.values():
@@ -479,17 +474,14 @@ class _Dataflow(Tracer[Labels]):
         has_numbers = bool(call.numbers) and any(isinstance(leaf, int | float) for leaf in leaves)
         if has_numbers and {"value", "parameter"} & {kind for kind, _ in call.numbers}:
             raise UnsplittableError(
-                f"{call.site.path}, called at {call.line}, returns a number that it reads from tensors; ranks that do "
-                "not run it have none: return a tensor"
+                f"{call.site.path}, called at {call.line}, returns a number that other ranks lack: return a tensor"
             )
-        has_effects = has_effects or call.site.has_effects
-        first = tensors.get(0)
-        alike = in_place = False
+        first, alike, in_place = tensors.get(0), False, False
         if first is not None and hidden is not None and not has_numbers:
             alike = (first.shape, first.dtype) == (hidden.shape, hidden.dtype)
-            in_place = alike and has_effects and self.memory(first) == self.memory(hidden)
+            in_place = alike and call.site.has_effects and self.memory(first) == self.memory(hidden)
         form = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree
-        call.site = replace(call.site, form=form, keeps_shape=alike, has_effects=has_effects, in_place=in_place)
+        call.site = replace(call.site, form=form, keeps_shape=alike, in_place=in_place)
 
 
 def _kept_inside(path: str, reader: str) -> UnsplittableError:
