@@ -265,11 +265,10 @@ def _noted_tensors(model: nn.Module, tensors: Sequence[torch.Tensor]) -> list[_T
     names = {id(each): name for name, each in (*model.named_parameters(), *model.named_buffers())}
     if lazy := [names.get(id(each), "a tensor") for each in tensors if is_lazy(each)]:
         raise UnsupportedModelError(f"{lazy[0]} has no shape yet; call the model once before it is colocated")
-    parameters = {id(each): each for each in tensors if isinstance(each, nn.Parameter)}
-    is_small = sum(each.numel() * each.element_size() for each in parameters.values()) <= MAX_COPIED_BYTES
+    is_small = sum(p.numel() * p.element_size() for p in tensors if isinstance(p, nn.Parameter)) <= MAX_COPIED_BYTES
     with _unseen():
         return [
-            _Tensor(each, names.get(id(each), "a tensor"), is_copied=is_small or id(each) not in parameters)
+            _Tensor(each, names.get(id(each), "a tensor"), is_copied=is_small or not isinstance(each, nn.Parameter))
             for each in tensors
         ]
 

@@ -132,8 +132,7 @@ class Exchanges(Tracer[frozenset[str]]):
         here = self.running[-1] if self.running else None
         if name == "__set__:data":
             self._note_write(here, [args[0]], name)
-            weight = self._weights.get(self.memory(args[0]))
-            if weight is not None:
+            if (weight := self._weights.get(self.memory(args[0]))) is not None:
                 self._weights[self.memory(args[1])] = weight
         result = func(*args, **kwargs)
         if name == "__get__:data":
@@ -170,8 +169,7 @@ class Exchanges(Tracer[frozenset[str]]):
                     f"a tensor made inside of it is used outside ({caller()}), other than as its result",
                     remedy="let the module return it",
                 )
-            weight = self._weights.get(memory)
-            if weight is None:
+            if (weight := self._weights.get(memory)) is None:
                 continue
             if weight.is_buffer:
                 self.exchanging |= dict.fromkeys(weight.paths.keys() - {here}, _BUFFERS_ARE_USED)
