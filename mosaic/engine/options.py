@@ -116,10 +116,7 @@ class Options:
     def check_for_several_ranks(self) -> None:
         """Raises ValueError where several ranks cannot do what is asked for."""
         if self.cuda_graphs is True:
-            raise ValueError(
-                "cuda_graphs=True cannot be had on several ranks, whose calls exchange rows in the middle; leave "
-                "cuda_graphs out"
-            )
+            raise ValueError("cuda_graphs=True: calls on several ranks exchange rows in the middle; leave it out")
 
 
 DEFAULT_OPTIONS = Options()

@@ -78,8 +78,7 @@ def _construct(kind: type[nn.Module], *args: Any) -> nn.Module:
 def attach(module: nn.Module, intercept: Interceptor, reach: Callable[[], object] | None = None) -> None:
     """Makes ``module(...)`` go through ``intercept(plain_call, args, kwargs)``; undone by ``detach``.
 
-    ``reach`` is called before any read of its parameters, buffers and parts, and any write of an attribute, unless its
-    lane does so.
+    ``reach`` is called before others than its lane read its parameters, buffers and parts, or write an attribute.
     """
     plain = type(module)
     if issubclass(plain, _Attached):

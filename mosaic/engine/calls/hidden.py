@@ -130,7 +130,6 @@ class Parts(HeldTensors):
 
 
 def _items(tables: Sequence[dict[str, Any]]) -> tuple[list[str], list[Any]]:
-    """Returns all keys of some dicts, and all values."""
     chained = itertools.chain.from_iterable
     return [*chained(tables)], [*chained(map(dict.values, tables))]
 

@@ -73,9 +73,7 @@ class PlacedModule:
                 return parts
         if len(self._variants) == MAX_VARIANTS:
             self._variants.clear()
-            self.obstacle = Obstacle(
-                "its attributes change from call to call", remedy="pass what changes as an argument"
-            )
+            self.obstacle = Obstacle("its attributes change from call to call", remedy="pass these as arguments")
         self._num_variants += 1
         self._variants.append(Parts(self.module, self._num_variants))
         return self._variants[-1]

@@ -199,6 +199,8 @@ class StreamExecutor(Executor):
             return "its lanes are closed"
         if self.lanes.api.is_capturing():
             return "the loop captures a CUDA graph, in which lanes cannot wait for what is outside"
+        if not self.orders.claim():
+            return "another thread trains another colocated model"
         return TRANSFORMED if torch._C._are_functorch_transforms_active() else None
 
     def run_here(self, module: str, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
@@ -227,7 +229,7 @@ class StreamExecutor(Executor):
     def close(self) -> None:
         """Ends the lanes; results that are still about can be used as before."""
         if not self.closed:
-            self.closed = True
+            self.closed, self.orders.thread = True, None
             self.log.close()
             if self.graphs is not None:
                 self.graphs.close()

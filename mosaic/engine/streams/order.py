@@ -19,6 +19,7 @@ One thread launches everything, so that order is a matter of events alone and no
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -241,12 +242,14 @@ class Orders:
     """
 
     alive: ClassVar[set[weakref.ref[Orders]]] = set()
+    _claiming: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, lanes: StreamLanes, note_backward: Callable[[], object]) -> None:
         self.api = lanes.api
         self.held: dict[PlacedModule, HeldState] = {}
         self.note_backward = note_backward
         self.call: ModelCall | None = None  # the call of the whole model that is running, or None
+        self.thread: threading.Thread | None = None  # that launches
         self._lanes: dict[tuple[int, ...], LaneOrder] = {}
         self.alive.add(weakref.ref(self, self.alive.discard))
 
@@ -255,6 +258,14 @@ class Orders:
         if order is None:
             order = self._lanes[lane.slots] = LaneOrder(lane, self)
         return order
+
+    def claim(self) -> bool:
+        """Takes the lanes for the calling thread; False if another has lanes, whose streams and memory may be these."""
+        with self._claiming:
+            others = {orders.thread for each in list(self.alive) if (orders := each()) not in (None, self)}
+            is_free = not any(each.is_alive() for each in others - {None, threading.current_thread()})
+            self.thread = threading.current_thread() if is_free else None
+            return is_free
 
     def order(self, stream: Any, *, before: Any) -> None:
         """Makes ``before`` wait for all that ``stream`` was given so far."""

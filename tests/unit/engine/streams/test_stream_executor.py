@@ -95,6 +95,19 @@ def test_threads_that_call_the_model_take_turns():
         assert torch.equal(others[0][1][0], expected[1])
 
 
+def test_a_second_model_that_another_thread_trains_runs_in_place_since_both_may_have_the_same_streams():
+    first, second = Projected(), Projected()
+    with colocated(first, triple(), THREE, num_slots=3) as (handle, _):
+        with colocated(second, triple(), THREE, num_slots=3) as (other, _):
+            first(*triple()).sum().backward()
+            beside(lambda: second(*triple()).sum().backward(), wait_s=60)
+            assert "another thread trains another colocated model" in other.describe()
+            assert "ran in place" not in handle.describe()
+            second(*triple()).sum().backward()
+            assert len(other.timeline().spans) == 2 * 4
+        assert handle.active
+
+
 def test_a_thread_that_calls_a_module_while_another_is_in_the_model_is_refused_by_name():
     others: list[tuple[threading.Thread, list[Any]]] = []
 
