@@ -45,7 +45,7 @@ class Handle(Checkpointer):
         self._attachment = Attachment(self._model, session.finding, before_call=self._before_call)
         self._attachment.num_steps = num_steps
         self._attachment.begin(session.placed, session if session.candidates else None)
-        _LOG.info("%s", self._state())
+        self._log()
 
     @property
     def plan(self) -> Plan:
@@ -133,6 +133,9 @@ class Handle(Checkpointer):
         stages = ", then ".join(" beside ".join(p.module for p in stage.placements) for stage in self.plan.stages)
         gain = f", predicted {self.plan.predicted_speedup:.2f} times as fast" if self.profile is not None else ""
         return f"runs {stages}{gain}"
+
+    def _log(self) -> None:
+        _LOG.info("%s", self._state())
 
     def metrics(self) -> dict[str, float]:
         """Returns measured medians of the recorded steps as a flat dict, to be logged as it is.

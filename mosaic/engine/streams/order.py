@@ -234,12 +234,7 @@ def _written_beside(what: str) -> ModuleContractError:
 
 
 class Orders:
-    """All lanes that are open together.
-
-    Args:
-        lanes: The lanes.
-        note_backward: Called when any backward begins.
-    """
+    """All lanes that are open together; ``note_backward`` is called when any backward begins."""
 
     alive: ClassVar[set[weakref.ref[Orders]]] = set()
     _claiming: ClassVar[threading.Lock] = threading.Lock()
@@ -262,9 +257,12 @@ class Orders:
     def claim(self) -> bool:
         """Takes the lanes for the calling thread; False if another has lanes, whose streams and memory may be these."""
         with self._claiming:
-            others = {orders.thread for each in list(self.alive) if (orders := each()) not in (None, self)}
-            is_free = not any(each.is_alive() for each in others - {None, threading.current_thread()})
-            self.thread = threading.current_thread() if is_free else None
+            others = [
+                orders.thread for each in list(self.alive) if (orders := each()) is not None and orders is not self
+            ]
+            here = threading.current_thread()
+            is_free = not any(thread is not None and thread is not here and thread.is_alive() for thread in others)
+            self.thread = here if is_free else None
             return is_free
 
     def order(self, stream: Any, *, before: Any) -> None:
