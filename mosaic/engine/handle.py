@@ -163,8 +163,7 @@ class Handle(Checkpointer):
     def timeline(self, title: str = "colocated") -> Timeline:
         """Returns what ran on the lanes in the recorded steps (the last 20,000 pieces of work).
 
-        On streams these are the first 100 steps and then each tenth, and all while a profiler runs: the events of a
-        step take the launching thread longer than the order of its work does.
+        On streams these are the first 100 steps and then each tenth, and all while a profiler runs.
         """
         spans = () if self._executor is None else self._executor.log.spans()
         first_ms = spans[0].start_ms if spans else 0.0
