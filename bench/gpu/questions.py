@@ -139,7 +139,6 @@ def measure_launching(bench: Bench) -> Iterator[Figure]:
         optimizer = torch.optim.AdamW(model.parameters())
 
         def times(first: int, count: int, model: nn.Module = model, optimizer: Any = optimizer) -> list[float]:
-            """Returns the milliseconds of ``count`` steps behind the ``first`` ones."""
             samples = []
             for _ in range(first + count):
                 busy = time.process_time()
