@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from types import FunctionType
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Generator = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
@@ -120,9 +121,26 @@ _RANDOM = re.compile(
 """Functions that draw random numbers, as code names them."""
 
 
-class LaneRandomness(TorchDispatchMode):
-    """Makes operators of this thread draw random numbers from a lane's own generator."""
+_WITH_DROPOUT = ("scaled_dot_product_attention", "multi_head_attention_forward")
+_RECURRENT = ("gru", "lstm", "rnn_tanh", "rnn_relu")
 
+
+class LaneRandomness(TorchFunctionMode):
+    """Makes functions of this thread draw from a lane's generator; watching all operators would take a fifth longer."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        may_draw = name in _WITH_DROPOUT or _RANDOM.fullmatch(name) is not None
+        may_draw |= name in _RECURRENT and any(isinstance(each, float) and each > 0 for each in args)
+        with _DrawingOperators(self._generator) if may_draw else nullcontext():
+            return func(*args, **(kwargs or {}))
+
+
+class _DrawingOperators(TorchDispatchMode):
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         self._generator = generator

@@ -82,6 +82,11 @@ def test_a_lane_draws_what_the_caller_would_have_drawn(name: str):
     assert torch.equal(generator.get_state(), torch.get_rng_state())
 
 
+def test_operators_are_watched_within_functions_that_draw_alone_since_that_slows_all_of_a_module():
+    with LaneRandomness(torch.Generator()):
+        assert torch._C._len_torch_dispatch_stack() == 0
+
+
 def test_an_operator_that_takes_no_generator_stays_in_place():
     with CallWatch() as watch:
         torch.native_dropout(X, 0.3, True)
