@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import socket
@@ -37,6 +39,8 @@ from mosaic.ranks.world.progress import THE_LOOP, RankProgress
 CPU = torch.device("cpu")
 PATIENCE_S = 1800.0
 """Seconds that ranks wait while one of them profiles and solves."""
+
+atexit.register(gc.collect)  # communicators in cycles: their threads free tensors, which aborts after the interpreter
 
 
 def rendezvous(
