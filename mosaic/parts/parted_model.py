@@ -84,6 +84,7 @@ def _present(
     }
 
 
+_MAX_SHAPES = 1024
 MAX_KINDS = 64
 """Most kinds of microbatches that a chunk checks; with more, text is data rather than a switch."""
 
@@ -254,6 +255,8 @@ class PartedModel:
             for module, values in plan.leaves.items()
         }
         if not self._blank.by_values:
+            if len(self._likes) == _MAX_SHAPES:  # values of inputs may differ in each microbatch
+                self._likes.clear()
             self._likes[key] = like
         return like
 
@@ -454,7 +457,8 @@ def _shape(value: Any) -> Hashable:
 
 
 def _values(value: Any) -> Hashable:
-    return tuple(torch.hash_tensor(leaf).item() for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    tensors = [leaf.detach().cpu() for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return tuple(hash(tensor.reshape(-1).view(torch.uint8).numpy().tobytes()) for tensor in tensors)
 
 
 def _leaf_shape(leaf: Any) -> Hashable:

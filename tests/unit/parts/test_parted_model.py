@@ -149,7 +149,7 @@ def test_shapes_that_follow_from_numbers_of_inputs_are_worked_out_for_each_micro
     given = {"x": torch.randn(2, 5, 4), "lengths": torch.tensor([1, 3])}
     parted = PartedModel(model, find_split(model, given), chunks_of("model[0:2/3]", "model[2:3/3]"))
     for longest in (3, 5):
-        like = parted.boundary_like(0, {**given, "lengths": torch.tensor([1, longest])})
+        like = parted.boundary_like(0, {**given, "lengths": torch.tensor([longest, longest])})
         assert like["model"][0].shape == (2, longest, 4)
 
 
