@@ -84,7 +84,6 @@ def _present(
     }
 
 
-_MAX_SHAPES = 1024
 MAX_KINDS = 64
 """Most kinds of microbatches that a chunk checks; with more, text is data rather than a switch."""
 
@@ -255,7 +254,7 @@ class PartedModel:
             for module, values in plan.leaves.items()
         }
         if not self._blank.by_values:
-            if len(self._likes) == _MAX_SHAPES:  # values of inputs may differ in each microbatch
+            if len(self._likes) > 1000:  # values of inputs may differ in each microbatch
                 self._likes.clear()
             self._likes[key] = like
         return like
