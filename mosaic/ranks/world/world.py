@@ -40,8 +40,6 @@ CPU = torch.device("cpu")
 PATIENCE_S = 1800.0
 """Seconds that ranks wait while one of them profiles and solves."""
 
-atexit.register(gc.collect)  # communicators in cycles: their threads free tensors, which aborts after the interpreter
-
 
 def rendezvous(
     store: Store, rank: int, size: int, *, timeout_s: float, device: torch.device = CPU
@@ -148,6 +146,9 @@ class World(Ranks):
         self.me = members[self.rank]
         self._spare: defaultdict[GroupKey, GroupLoan] = defaultdict(GroupLoan)
         self._loan: GroupLoan | None = None
+        # Communicators in cycles have threads that free tensors, which aborts the process once the interpreter is gone.
+        atexit.unregister(gc.collect)
+        atexit.register(gc.collect)
         self._heartbeats = Heartbeats(members, store, self.rank, self.progress, settings)
         self._timeout = timedelta(seconds=settings.timeout_s)
         # Rank 0 may profile for minutes while the others wait for its plan.
