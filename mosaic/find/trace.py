@@ -151,11 +151,15 @@ class _Functions(TorchFunctionMode):
         self._tracer = tracer
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name: str = getattr(func, "__name__", "")
-        if name in ("__get__", "__set__"):
-            owner = func.__self__
-            name = f"{name}:{getattr(owner, '__name__', None) or owner.fget.__name__}"
-        return self._tracer.function(name, func, args, kwargs or {})
+        return self._tracer.function(name_of(func), func, args, kwargs or {})
+
+
+def name_of(func: Any) -> str:
+    """Returns the name of a torch function; of an attribute's getter ``__get__:`` and the attribute's."""
+    name: str = getattr(func, "__name__", "")
+    if name not in ("__get__", "__set__"):
+        return name
+    return f"{name}:{getattr(func.__self__, '__name__', None) or func.__self__.fget.__name__}"
 
 
 def written_by(function: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Any]:

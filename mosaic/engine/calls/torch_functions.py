@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mosaic.find.structure import tensors_in
+from mosaic.find.trace import name_of
 
 
 def _words(text: str) -> frozenset[str]:
@@ -118,7 +119,7 @@ class TorchFunction:
 
 @lru_cache(maxsize=4096)
 def look_up(func: Callable[..., Any]) -> TorchFunction:
-    name, writes_any, inplace = _name(func), _schema_writes(func), _inplace_position(func)
+    name, writes_any, inplace = name_of(func), _schema_writes(func), _inplace_position(func)
     sets, writes = name in _SETS, name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
     may_write = writes or writes_any or inplace is not None
     return TorchFunction(
@@ -143,14 +144,6 @@ def _is_elsewhere(value: Any, device: torch.device) -> bool:
     if isinstance(value, (torch.device, str)):
         return torch.device(value).type != device.type if not str(value).startswith("torch.") else False
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _name(func: Any) -> str:
-    name: str = getattr(func, "__name__", "")
-    if name in ("__get__", "__set__"):
-        owner = func.__self__
-        return f"{name}:{getattr(owner, '__name__', None) or owner.fget.__name__}"
-    return name
 
 
 def _schema_writes(func: Any) -> bool:
