@@ -85,7 +85,7 @@ class LaneOrder:
         self._last: Point | None = None
         self._last_write: Point | None = None
         self.readers: dict[int, Any] = {}  # streams by handle, whose own comparisons take longer
-        self._known_to: dict[int, int] = {}  # by handle: the index of the point that a stream waits for
+        self._passed: dict[int, int] = {}  # by handle: the index of the point that a stream waits for
         self._reads: deque[tuple[int, HeldState | weakref.ref[torch.Tensor], int, str]] = deque()
         self._entered: Any = None  # the beginning of a call, and not the call, which has its arguments
         self._lent: Any = None  # likewise: the call in which the user's stream may read memory that nobody tells of
@@ -157,14 +157,14 @@ class LaneOrder:
             self.readers[handle] = stream
         if self._last_write is not None and self._last_write.index > point.index:
             point = self._last_write
-        if self._known_to.get(handle, 0) >= point.index:
+        if self._passed.get(handle, 0) >= point.index:
             return
         if point is self._open:
             self.seal()
         elif point.event is None:  # an interrupt came before it was recorded, or another thread is about to
             self._record(point)
         point.event.wait(stream)
-        self._known_to[handle] = point.index
+        self._passed[handle] = point.index
 
     def _record(self, point: Point) -> None:
         event = self.home.api.new_event()
@@ -208,7 +208,7 @@ class LaneOrder:
         """
         if not self._reads:
             return
-        index, changed = self._known_to.get(stream.cuda_stream, 0), None
+        index, changed = self._passed.get(stream.cuda_stream, 0), None
         while self._reads and self._reads[0][0] <= index:
             _, what, version, who = self._reads.popleft()
             if isinstance(what, HeldState):

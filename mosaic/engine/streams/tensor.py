@@ -41,7 +41,7 @@ class StreamTensor(torch.Tensor):
     _point: Point
     _loose: bool = False  # made while autograd was off: an autograd function may give it a place in the graph
     _adopted: bool = False  # one did: its place in the graph is the shell's own
-    _told: tuple[int, ...] = ()  # streams that the allocator knows of, by handle
+    _recorded: tuple[int, ...] = ()  # streams that the allocator knows of, by handle
 
     @property
     def order(self) -> LaneOrder:
@@ -63,9 +63,9 @@ class StreamTensor(torch.Tensor):
         vars(self._plain).update(attributes_of(self))
         if handle != order.handle and not order.lane.closed:
             order.hold(stream, self._point)
-            if handle not in self._told:
+            if handle not in self._recorded:
                 order.home.api.record_use(self._plain, stream)
-                self._told = (*self._told, handle)
+                self._recorded = (*self._recorded, handle)
 
     def join(self) -> torch.Tensor:
         """Orders the current stream behind this tensor and returns it plain."""
@@ -310,14 +310,14 @@ def patch_torch() -> None:
 
     for home in (torch, torch.utils.dlpack):
         home.to_dlpack = joining  # type: ignore[attr-defined]
-    torch.autograd._engine_run_backward = _told(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
+    torch.autograd._engine_run_backward = _ordered(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
     for name in ("_foreach_lerp_", "_foreach_zero_"):
         setattr(torch, name, _counted(getattr(torch, name)))
 
 
-def _told(run_backward: Callable[..., Any]) -> Callable[..., Any]:
+def _ordered(run_backward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(run_backward)
-    def telling(tensors: Any, gradients: Any, keep_graph: bool, create_graph: bool, *args: Any, **kwargs: Any) -> Any:
+    def ordered(tensors: Any, gradients: Any, keep_graph: bool, create_graph: bool, *args: Any, **kwargs: Any) -> Any:
         alive = [orders for each in list(Orders.alive) if (orders := each()) is not None]
         for orders in alive:
             orders.begin_backward()
@@ -332,7 +332,7 @@ def _told(run_backward: Callable[..., Any]) -> Callable[..., Any]:
             orders.end_backward(result or (), twice=create_graph)
         return result
 
-    return telling
+    return ordered
 
 
 def _counted(write: Callable[..., None]) -> Callable[..., None]:
