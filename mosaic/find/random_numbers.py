@@ -121,8 +121,7 @@ _RANDOM = re.compile(
 """Functions that draw random numbers, as code names them."""
 
 
-_WITH_DROPOUT = ("scaled_dot_product_attention", "multi_head_attention_forward")
-_RECURRENT = ("gru", "lstm", "rnn_tanh", "rnn_relu")
+_WATCHED = re.compile(rf"{_RANDOM.pattern}|scaled_dot_product_attention|multi_head_attention_forward|gru|lstm|rnn_\w+")
 
 
 class LaneRandomness(TorchFunctionMode):
@@ -133,9 +132,7 @@ class LaneRandomness(TorchFunctionMode):
         self._generator = generator
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        may_draw = name in _WITH_DROPOUT or _RANDOM.fullmatch(name) is not None
-        may_draw |= name in _RECURRENT and any(isinstance(each, float) and each > 0 for each in args)
+        may_draw = _WATCHED.fullmatch(getattr(func, "__name__", ""))
         with _DrawingOperators(self._generator) if may_draw else nullcontext():
             return func(*args, **(kwargs or {}))
 

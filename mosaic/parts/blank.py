@@ -110,15 +110,6 @@ def draws_random_numbers(operator: Any, args: tuple[Any, ...], kwargs: Mapping[s
 _DRAWS_BY_VALUE = ("rrelu_with_noise", "poisson", "_standard_gamma", "_sample_dirichlet", "binomial")
 
 
-def refuse_draws_by_value(operator: str, place: str) -> None:
-    """Raises UnsplittableError for an operator of which ranks without its values cannot repeat the draws."""
-    if operator.startswith(_DRAWS_BY_VALUE):
-        raise UnsplittableError(
-            f"{place} draws random numbers by {operator}, as many as its values say, which other ranks lack: draw them "
-            "in the loop, and pass them as arguments, or take another function, such as leaky_relu"
-        )
-
-
 def is_kept_by_selection(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Returns True for an operator whose result selective recomputation keeps: a product, a convolution, attention.
 
@@ -199,11 +190,20 @@ class BlankResults:
             self._precisions[key] = self.of(call).leaves[0].dtype
         return hidden.to(self._precisions[key])
 
+    @staticmethod
+    def refuse_draws_by_value(operator: str, place: str) -> None:
+        """Raises UnsplittableError for an operator of which ranks without its values cannot repeat the draws."""
+        if operator.startswith(_DRAWS_BY_VALUE):
+            raise UnsplittableError(
+                f"{place} draws random numbers by {operator}, as many as its values say, which other ranks lack: draw "
+                "them in the loop, and pass them as arguments, or take another function, such as leaky_relu"
+            )
+
     def draw(self, call: ModuleCall) -> None:
         """Draws the random numbers of a call, and discards them."""
         result = self.of(call)
         for operator, leaves, tree in result.draws:
-            refuse_draws_by_value(operator.overloadpacket.__name__, type(call.module).__name__)
+            self.refuse_draws_by_value(operator.overloadpacket.__name__, type(call.module).__name__)
             arguments = [self._empty(leaf).fill_(1) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             args, kwargs = pytree.tree_unflatten(arguments, tree)
             operator(*args, **kwargs)

@@ -165,10 +165,8 @@ class Exchanges(Tracer[frozenset[str]]):
             memory = self.memory(tensor)
             name = self._maker.get(memory)
             if name is not None and name != here and name not in self.labels([tensor]):
-                self.exchanging[name] = self.local[name] = Obstacle(
-                    f"a tensor made inside of it is used outside ({caller()}), other than as its result",
-                    remedy="let the module return it",
-                )
+                what = f"a tensor made inside of it is used outside ({caller()}), other than as its result"
+                self.exchanging[name] = self.local[name] = Obstacle(what, remedy="let the module return it")
             if (weight := self._weights.get(memory)) is None:
                 continue
             if weight.is_buffer:
@@ -189,12 +187,8 @@ class Exchanges(Tracer[frozenset[str]]):
                 if len(self._aliases[memory]) > 1:
                     self.hidden = dict.fromkeys(self.labels([tensor]), SHARED_IS_WRITTEN) | self.hidden
             for reader in self._readers[memory] - {here}:
-                self.exchanging[reader] = self.local[reader] = Obstacle(
-                    f"its input is written to in place ({function}, {caller()}) after it was called",
-                    remedy="write to a copy: x = x + 1 instead of x += 1",
-                )
-
-    # After the run.
+                what = f"its input is written to in place ({function}, {caller()}) after it was called"
+                self.exchanging[reader] = self.local[reader] = Obstacle(what, remedy="write to a copy: x = x + 1")
 
     @property
     def users(self) -> dict[int, frozenset[str | None]]:

@@ -90,9 +90,8 @@ def find_modules(
             ) from error
         for pattern in (*(include or ()), *exclude):
             if not _matching(modules, [pattern]):
-                raise UnsupportedModelError(
-                    f"no module is named {pattern}; the model's modules include {', '.join([*modules][1:9])}"
-                )
+                some = ", ".join([*modules][1:9])
+                raise UnsupportedModelError(f"no module is named {pattern}; the model's modules include {some}")
         names = course.chosen() if include is None else _matching(modules, include)
         scripted = {name: _SCRIPTED for name, each in modules.items() if isinstance(each, torch.jit.ScriptModule)}
         obstacles = course.obstacles | scripted | dict.fromkeys(_matching(modules, exclude), _EXCLUDED)
@@ -136,10 +135,8 @@ def runner_of(model: nn.Module, sample: Sample) -> Callable[[], Any]:
         return lambda: model(*sample)
     if callable(sample):
         return sample
-    raise TypeError(
-        f"sample is a {type(sample).__name__}; give a batch (a dict of keywords, a list, a tuple or a tensor), or a "
-        "function that runs the model on one"
-    )
+    what = "a batch (a dict of keywords, a list, a tuple or a tensor), or a function that runs the model on one"
+    raise TypeError(f"sample is a {type(sample).__name__}; give {what}")
 
 
 def wrapped_parts(model: nn.Module) -> Iterator[tuple[str, str]]:
@@ -236,9 +233,9 @@ class Course(Tracer[int]):
     @property
     def obstacles(self) -> dict[str, Obstacle]:
         for name, places in self._called.items():
-            where = f" ({', '.join(dict.fromkeys(places))})" if places else ""
-            often = Obstacle(f"called {len(places)} times in a step{where}", remedy=_CALL_ONCE)
             if len(places) != 1:
+                where = f" ({', '.join(dict.fromkeys(places))})" if places else ""
+                often = Obstacle(f"called {len(places)} times in a step{where}", remedy=_CALL_ONCE)
                 self._obstacles.setdefault(name, often)
         return self._obstacles
 

@@ -27,15 +27,7 @@ from mosaic.find.random_numbers import Generator, forked, python_state
 from mosaic.find.restore import Objects, restored_objects
 from mosaic.find.structure import tensors_in
 from mosaic.find.trace import NUMBER_READS, Operation, Tracer, caller
-from mosaic.parts.blank import (
-    BlankResults,
-    Forward,
-    ModuleCall,
-    hidden_of,
-    is_kept_by_selection,
-    refuse_draws_by_value,
-    replaced_forwards,
-)
+from mosaic.parts.blank import BlankResults, Forward, ModuleCall, hidden_of, is_kept_by_selection, replaced_forwards
 from mosaic.parts.parted_model import kind_of
 from mosaic.parts.split import ModelSplit, Site, SplitModule, Value, copied
 from mosaic.parts.weights import StandIns, device_of, meta_buffer
@@ -345,7 +337,7 @@ class _Dataflow(Tracer[Labels]):
         makes_rows = torch.Tag.dynamic_output_shape in tags
         self._read(labels, numbers_of=[] if operation.results else operation.inputs)
         if here is not None or sources(labels, "value"):
-            refuse_draws_by_value(operation.name, caller() if here is None else here.site.path)
+            BlankResults.refuse_draws_by_value(operation.name, caller() if here is None else here.site.path)
         if here is not None:
             here.numbers |= labels if makes_rows else set()
             if is_kept_by_selection(operation.operator, operation.args, operation.kwargs):
