@@ -252,9 +252,7 @@ def _has_units(whole: PartedModel, sample: Mapping[str, Any], name: str) -> bool
         halves = range(units // 2 or 1), range(units // 2 or 1, max(2, units))
         at_once = run(kwargs)
         pieces = join_pieces([run(take_units(whole.split, kwargs, name, half)) for half in halves])
-    except (
-        Exception
-    ):  # of any kind: the model's code may refuse a part; it takes whole microbatches, as describe() says
+    except Exception:  # of any kind: a part may be refused by the model's own code, which then takes whole microbatches
         return False
     is_exact = whole.device.type == "cpu" and all(tensor.element_size() > 2 for tensor in at_once)
     return is_alike(at_once, pieces, rtol=1e-4 if is_exact else 1e-2)
