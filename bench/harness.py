@@ -6,7 +6,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -20,13 +20,9 @@ from mosaic.profiler import ForeignLoad
 
 def study_of(study: str, figures: Sequence[Figure], load: ForeignLoad) -> Study:
     """Returns figures of this host with where they come from."""
-    provenance = Provenance.here()
     return Study(
         study=study,
-        command=provenance.command,
-        created=provenance.created,
-        commit=provenance.commit,
-        python_version=provenance.python_version,
+        **asdict(Provenance.here()),
         torch_version=torch.__version__,
         machine=HostBackend().device,
         foreign_cpu_share=load.share,

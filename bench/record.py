@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mosaic.device import Device, StrictFile
+from mosaic.artifact import StrictFile
+from mosaic.device import Device
 
 Source = Literal["measured", "simulated", "predicted"]
 Status = Literal["done", "cut short", "failed", "timed out", "killed", "left out"]

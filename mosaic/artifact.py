@@ -13,14 +13,14 @@ import platform
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, TypeVar
 
 import pydantic_core
 from annotated_types import Ge as Ge  # rules of numbers in files: Annotated[int, Ge(1)]
@@ -31,6 +31,17 @@ from mosaic.errors import InvalidFileError, MosaicError
 
 T = TypeVar("T")
 _adapter_of: Any = cache(TypeAdapter)
+
+
+class StrictFile:
+    """Base of dataclasses whose files may have no other keys."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self)
 
 
 def to_json(value: object) -> str:
@@ -52,30 +63,21 @@ def write_text(text: str, path: Path) -> None:
 
 
 def write_bytes(content: bytes, path: Path) -> None:
-    """Writes ``content`` to ``path``, whole or not at all: aside, then to the disk, then renamed.
-
-    A link stays a link, to a new file; a device or a pipe is written to, and stays what it is.
-
-    Raises:
-        MosaicError: The folder cannot be made or written, or the disk is full. An old file at ``path`` is unchanged.
-    """
-    aside: str | None = None
+    """Writes a file whole, or raises MosaicError and leaves the old one; a link stays a link, a pipe a pipe."""
     try:
         path = path.resolve() if path.is_symlink() else path
         if path.exists() and not path.is_file():
             path.write_bytes(content)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(aside).chmod(0o644)
-        Path(aside).replace(path)
+        with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+            aside = Path(folder, path.name)
+            with aside.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
     except OSError as error:
-        if aside is not None:
-            Path(aside).unlink(missing_ok=True)
         raise _unwritable(path, error.strerror or error) from error
 
 
@@ -95,14 +97,13 @@ def _unwritable(path: Path, reason: object) -> MosaicError:
 def load(kind: type[T], path: Path) -> T:
     """Reads a frozen dataclass from ``path``; an InvalidFileError has the field and the rule that it breaks."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
-        raise InvalidFileError(f"cannot read {path}: {reason}") from error
+        text = path.read_bytes()
+    except OSError as error:
+        raise InvalidFileError(f"cannot read {path}: {error.strerror}") from error
     return parse(kind, text, source=str(path))
 
 
-def parse(kind: type[T], text: str, *, source: str) -> T:
+def parse(kind: type[T], text: str | bytes, *, source: str) -> T:
     """Checks JSON ``text`` against the frozen dataclass ``kind``; see ``load``."""
     try:
         raw = pydantic_core.from_json(text)
@@ -130,10 +131,7 @@ def parse(kind: type[T], text: str, *, source: str) -> T:
 
 
 def append_line(path: Path, row: Mapping[str, Any], *, flush: bool = False) -> None:
-    """Adds a row to a new or an old file; a torn line before it stays a line of its own.
-
-    ``flush`` waits until the row is on the disk; a process that is killed loses nothing either way.
-    """
+    """Adds a row after a possibly torn line. A killed process loses no row; with ``flush`` a killed machine neither."""
     with path.open("ab+") as file:
         file.seek(max(0, file.tell() - 1))
         is_torn = file.read(1) not in (b"", b"\n")

@@ -47,14 +47,14 @@ def colocate(
     In the first steps of the loop's optimizer (at most 120, ``TrialSettings``) the plain loop and at most three plans
     take turns; a plan whose losses or gradients on the sample differ from the plain loop's is left out. The fastest
     runs from then on, and the plain loop if none beats it beyond the noise. Nothing is tried if no plan is predicted to
-    gain 2 %; a plan that is given runs as it is. On the host a trial's steps run at the thread counts of the plans that
-    it tries, so two runs agree bit for bit only with ``trial=None`` and one plan, or at one thread.
+    gain 2 %; a plan that is given runs as it is. On the host a trial's steps run at the thread counts of its plans, so
+    two runs agree bit for bit only with ``trial=None`` and one plan, or at one thread.
 
     Where torchrun started several ranks, every rank calls it with its own batch: see ``colocate_ranks``.
 
     Args:
-        model: Any module tree, on the backend's device, in the mode in which it will train. It is changed in place:
-            the classes of placed modules are swapped, as FSDP2 does; parameters, keys and references stay.
+        model: Any module tree, on the backend's device, in the mode in which it will train. The classes of placed
+            modules are swapped, as FSDP2 does; parameters, keys and references stay.
         sample: One batch as it will be trained on (by this rank): a dict of keywords, a sequence of positions, a
             tensor, or a function that runs the model once.
         plan: A plan, or the path of its file, to run instead of solving for one; its device i is rank i.
@@ -65,11 +65,9 @@ def colocate(
         options: Settings of planning, measuring and running.
 
     Raises:
-        UnsupportedModelError: No module can be placed, or the model is wrapped in something that cannot be colocated;
-            on several ranks, a module cannot be split over them.
+        UnsupportedModelError: No module can be placed or, on several ranks, split over them.
         InvalidPlanError, InvalidProfileError: It is for another model, device or number of ranks, or ranks differ.
-        UnstableMeasurementError: Other processes used the CPU while modules were profiled, and ``options.profiling`` is
-            strict; on other ranks than the first a MosaicError that names it.
+        UnstableMeasurementError: Other processes used the CPU, and ``options.profiling`` is strict.
         BackendUnavailableError: The backend cannot run the model's device, or ranks differ in device or versions.
         RankFailedError: Another rank has failed; names it.
         ValueError, TypeError: An argument is wrong or contradicts another, or the model is colocated already.

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from mosaic.artifact import Ge
+from mosaic.artifact import Ge, StrictFile
 from mosaic.errors import InvalidPlanError
-
-
-class StrictFile:
-    """Base of dataclasses whose files may have no other keys."""
-
-    __slots__ = ()
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +25,9 @@ class Device(StrictFile):
     """SMs left over by the split into slots (4 of 132 on an H100)."""
     memory_bytes: Annotated[int, Ge(0)] = 0
     """Memory in bytes; 0 where unknown."""
+
+    def __str__(self) -> str:
+        return f"{self.name} with {self.num_slots} slots"
 
     @property
     def slots(self) -> tuple[int, ...]:

@@ -1,7 +1,6 @@
-"""Every error that Mosaic raises on purpose, in one small tree.
+"""The errors of correct calls; wrong arguments raise ``ValueError`` and ``TypeError``.
 
-Wrong arguments raise the built-in ``ValueError`` and ``TypeError``; a correct call can still meet the classes here. A
-message has the value, the rule and the way out.
+A message has the value, the rule and the way out.
 """
 
 from __future__ import annotations
@@ -110,10 +109,7 @@ class ModuleContractError(MosaicError):
 
 
 class UnforeseenError(ModuleContractError):
-    """A placed module did something that its first call had ruled out, such as another output shape.
-
-    A call of the whole model is made again, with the module run in place. Where that cannot be, the error is raised.
-    """
+    """A placed module did something that its first call had ruled out, and the call cannot be made again in place."""
 
 
 class UnsplittableError(MosaicError):

@@ -14,9 +14,7 @@ _Artifact = TypeVar("_Artifact", Plan, Profile)
 
 
 def load(path: str | Path) -> Plan | Profile:
-    """Reads a plan or a profile from a JSON file, whichever it holds.
-
-    ``plan.save(path)``, ``profile.save(path)``, ``mosaic plan`` and ``mosaic profile`` write such files.
+    """Reads the file of ``plan.save(path)``, ``profile.save(path)``, ``mosaic plan`` or ``mosaic profile``.
 
     Raises:
         InvalidFileError: The file is missing, damaged, or holds neither a plan nor a profile.

@@ -9,8 +9,7 @@ from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated
 
-from mosaic.artifact import Ge, fingerprint
-from mosaic.device import StrictFile
+from mosaic.artifact import Ge, StrictFile, fingerprint
 from mosaic.errors import InvalidGraphError, unknown
 
 
@@ -113,7 +112,7 @@ class ModuleGraph(StrictFile):
         return ancestors
 
     def independent(self, first: str, second: str) -> bool:
-        """Returns True if neither module depends on the other, so they may run at the same time."""
+        """Returns True if neither module depends on the other."""
         return first != second and first not in self.ancestors[second] and second not in self.ancestors[first]
 
     def topological_order(self) -> tuple[str, ...]:

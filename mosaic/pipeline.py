@@ -61,14 +61,13 @@ def pipeline(
         tp_plan: For patterns of modules in layers, such as ``model.layers.*.mlp.up_proj``, how they are shared:
             ``colwise``, ``rowwise`` or ``replicated_with_grad_allreduce``; by default the ``tp_plan`` of a Hugging Face
             model. All others are whole on each rank.
-        context: Has several ranks share each sequence of the language model, whose layers they all have; losses and
-            gradients are the sums of their parts. A microbatch holds whole sequences as ever.
-        options: How steps are planned.
-        memory_bytes: Of a rank's device; 0: what a GPU has, and no limit on CPUs.
-        trial: Whether the plan takes turns with others on the sample before the first step, and the fastest stays:
-            1F1B over a mixed partition, encoders on lanes beside the backbone, and other numbers of replicas.
-        backend: What a rank shares out to its lanes; by default its GPU, or its share of the machine's cores.
-        ranks: How long ranks wait for each other, and how often they look after each other.
+        context: Ranks that share each sequence of the language model; losses and gradients are sums of their parts.
+        options: Settings of planning.
+        memory_bytes: Memory of a rank's device; 0 is all of a GPU's, and no limit on CPUs.
+        trial: Try the plan, 1F1B over a mixed partition, encoders on lanes beside the backbone, and other numbers of
+            replicas in turn on the sample before the first step; the fastest stays.
+        backend: Device of a rank's lanes; by default its GPU, or its share of the machine's cores.
+        ranks: Timeouts and heartbeats of ranks.
 
     Raises:
         UnsplittableError: The model cannot be cut, or a layer cannot be shared; says where and why.

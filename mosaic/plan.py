@@ -11,18 +11,17 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mosaic.artifact import Ge, fingerprint, save
-from mosaic.device import Device, StrictFile
+from mosaic.artifact import Ge, StrictFile, save
+from mosaic.device import Device
 from mosaic.errors import InvalidPlanError
 from mosaic.graph import ModuleGraph, Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid(StrictFile):
-    """The ranks of a placement."""
+    """The ranks of a placement, which share the batch; rank i is on device i."""
 
     ranks: tuple[int, ...] = (0,)
-    """They share the batch; rank i is on device i."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +35,7 @@ class Placement(StrictFile):
     slots_by_device: tuple[tuple[int, ...], ...] = ()
     """Slot indices on each of ``devices`` if these differ; empty if all have ``slots``."""
     forward_ms: Annotated[float, Ge(0)] = 0.0
-    """Predicted beside its stage's other modules, in milliseconds; so is ``backward_ms``."""
+    """Predicted beside its stage's other modules; so is ``backward_ms``."""
     backward_ms: Annotated[float, Ge(0)] = 0.0
     route_forward_ms: Annotated[float, Ge(0)] = 0.0
     """The part of ``forward_ms`` in which rows travel between ranks; in backward, their gradients."""
@@ -58,8 +57,7 @@ class Placement(StrictFile):
 
     @property
     def degree(self) -> int:
-        """Data-parallel degree."""
-        return len(self.grid.ranks)
+        return len(self.devices)
 
     @property
     def cells(self) -> tuple[tuple[int, int], ...]:
@@ -82,12 +80,10 @@ class TemporalStage(StrictFile):
 
     @property
     def forward_ms(self) -> float:
-        """Predicted time of its slowest forward, in milliseconds."""
         return max((p.forward_ms for p in self.placements), default=0.0)
 
     @property
     def backward_ms(self) -> float:
-        """Predicted time of its slowest backward, in milliseconds."""
         return max((p.backward_ms for p in self.placements), default=0.0)
 
 
@@ -101,9 +97,9 @@ class SearchRecord(StrictFile):
     status: Literal["optimal", "feasible"] = "feasible"
     """``optimal`` if the search proved that no plan is predicted faster."""
     bound_ms: Annotated[float, Ge(0)] = 0.0
-    """No plan is predicted to take less, in milliseconds; 0 where the search gives no bound."""
+    """No plan is predicted to take less; 0 where the search gives no bound."""
     simulated_ms: Annotated[float, Ge(0)] = 0.0
-    """Step over a shared network for which it was chosen among several plans, in milliseconds; 0 where it was not."""
+    """Step over a shared network for which it was chosen among several plans; 0 where it was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +113,11 @@ class Plan(StrictFile):
     stages: tuple[TemporalStage, ...]
     """In the order of their forward pass."""
     graph: str
-    """Fingerprint of the module graph that it was made for."""
+    """Fingerprint of its module graph."""
     profile: str | None = None
-    """Fingerprint of the profile that it was made from; None for a plan made by hand."""
+    """Fingerprint of its profile; None for a plan made by hand."""
     sequential_ms: Annotated[float, Ge(0)] = 0.0
-    """Predicted time of the best plan that runs one module at a time, in milliseconds."""
+    """Predicted time of the best plan that runs one module at a time."""
     search: SearchRecord
     foreign_cpu_share: Annotated[float, Ge(0)] = 0.0
     """Share of the cores' time that other processes took while the modules were measured, as in the profile."""
@@ -134,12 +130,11 @@ class Plan(StrictFile):
                 parts.setdefault(placement.module, []).append((index, placement.part))
                 self._check_placement(placement)
                 for device, slot in placement.cells:
-                    if (device, slot) in owner:
+                    if (other := owner.setdefault((device, slot), placement.module)) != placement.module:
                         raise InvalidPlanError(
-                            f"{owner[device, slot]!r} and {placement.module!r} of one stage both hold slot {slot} of "
-                            f"device {device}; partitions of a stage are disjoint: move one of them"
+                            f"{other!r} and {placement.module!r} of one stage both hold slot {slot} of device "
+                            f"{device}; partitions of a stage are disjoint: move one of them"
                         )
-                    owner[device, slot] = placement.module
         for module, module_parts in parts.items():
             ends = [0, *accumulate(part.count for _, part in module_parts)]
             is_whole = [(part.first, part.total) for _, part in module_parts] == [(end, ends[-1]) for end in ends[:-1]]
@@ -167,13 +162,8 @@ class Plan(StrictFile):
 
     @property
     def predicted_ms(self) -> float:
-        """Predicted time of all stages, forward and backward each with its own maximum, in milliseconds."""
+        """Predicted time of all stages, forward and backward each with its own maximum."""
         return sum(stage.forward_ms + stage.backward_ms for stage in self.stages)
-
-    @property
-    def communication_ms(self) -> float:
-        """Predicted communication of all modules that nothing hides, one after the other, in milliseconds."""
-        return sum(p.route_forward_ms + p.route_backward_ms + p.reduce_ms for p in self.placements)
 
     @property
     def predicted_speedup(self) -> float:
@@ -195,10 +185,6 @@ class Plan(StrictFile):
     def is_colocated(self) -> bool:
         return any(len(stage.placements) > 1 for stage in self.stages)
 
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self)
-
     def save(self, path: str | Path) -> None:
         """Writes a JSON file, whole or not at all, which ``mosaic.load`` reads; raises MosaicError if it cannot."""
         save(self, Path(path))
@@ -215,10 +201,7 @@ class Plan(StrictFile):
     def check_matches(self, *, graph: ModuleGraph, device: Device) -> None:
         """Raises InvalidPlanError unless this plan can run ``graph`` on ``device``, in whole modules."""
         if self.device.kind != device.kind or self.device.num_slots > device.num_slots:
-            raise InvalidPlanError(
-                f"the plan is for {self.device.name} with {self.device.num_slots} slots; this device is "
-                f"{device.name} with {device.num_slots}; plan again for this device"
-            )
+            raise InvalidPlanError(f"the plan is for {self.device}, and this is {device}; plan again for this device")
         if self.graph != graph.fingerprint:
             raise InvalidPlanError(
                 f"the plan is for graph {self.graph}, this model is {graph.fingerprint} ({', '.join(graph.names)}); "
@@ -233,19 +216,18 @@ class Plan(StrictFile):
 
     def check_covers(self, graph: ModuleGraph) -> None:
         """Raises InvalidPlanError unless each module is placed, after what it depends on (paper 3.1, formulas 2, 3)."""
-        stages: dict[str, list[int]] = {}
-        for index, stage in enumerate(self.stages):
-            for name in stage.names:
-                stages.setdefault(name, []).append(index)
-        missing = [name for name in graph.names if name not in stages]
-        unknown = [name for name in stages if name not in graph.names]
+        numbered = list(enumerate(self.stages))
+        first = {name: index for index, stage in reversed(numbered) for name in stage.names}
+        last = {name: index for index, stage in numbered for name in stage.names}
+        missing = [name for name in graph.names if name not in last]
+        unknown = [name for name in last if name not in graph.names]
         if missing or unknown:
             raise InvalidPlanError(
                 f"the plan leaves out {missing or 'nothing'} and places {unknown or 'nothing'} that the graph lacks; "
                 "mosaic doctor --model names the reason"
             )
         for edge in graph.edges:
-            source, target = stages[edge.source][-1], stages[edge.target][0]
+            source, target = last[edge.source], first[edge.target]
             if source >= target:
                 raise InvalidPlanError(
                     f"{edge.target!r} (stage {target}) depends on {edge.source!r} (stage {source}); place it later"
@@ -253,9 +235,7 @@ class Plan(StrictFile):
 
 
 def plan_from_quotas(stages: Sequence[Mapping[str, int]], *, graph: ModuleGraph, device: Device) -> Plan:
-    """Makes a plan by hand for one device: for each stage, a quota in slots for each module.
-
-    Slots are assigned from 0 upwards within a stage, in the order of the mapping.
+    """Makes a plan by hand for one device: for each stage, a quota in slots for each module, from slot 0 upwards.
 
     Raises:
         InvalidPlanError: A quota is below one slot, a stage asks for more slots than the device has, a module is

@@ -12,8 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mosaic.artifact import Ge, Le, fingerprint, save
-from mosaic.device import Device, StrictFile
+from mosaic.artifact import Ge, Le, StrictFile, save
+from mosaic.device import Device
 from mosaic.errors import InvalidProfileError, UnstableMeasurementError
 from mosaic.graph import ModuleGraph
 
@@ -35,11 +35,10 @@ class Sample(StrictFile):
     module: str
     phase: Phase
     quota: Annotated[int, Ge(1)]
-    """Slots it ran on."""
     degree: Annotated[int, Ge(1)] = 1
     """Data-parallel degree; 1 is one device."""
     times_ms: tuple[float, ...] = ()
-    """Raw measurements in milliseconds, in the order taken, warm-up excluded; empty where ``infeasible``."""
+    """Raw measurements in their order, without those of the warm-up; empty where ``infeasible``."""
     peak_bytes: Annotated[int, Ge(0)] = 0
     """Most memory in use during the phase above what was in use before it; 0 where unknown."""
     bandwidth_utilisation: Annotated[float, Ge(0), Le(1)] | None = None
@@ -47,9 +46,9 @@ class Sample(StrictFile):
     sm_occupancy: Annotated[float, Ge(0), Le(1)] | None = None
     """Share of its slots' warps in use, 0 to 1; None where unknown."""
     source: Literal["measured", "composed"] = "measured"
-    """Source of the times; composed: put together from measurements of other samples."""
+    """Composed: put together from measurements of other samples."""
     infeasible: str | None = None
-    """Why the module cannot run here (what it raised); None where it ran."""
+    """The error that the module raised here; None where it ran."""
     measured: str = ""
     """Time of the measurement, ISO 8601, UTC; empty if unknown."""
 
@@ -62,14 +61,14 @@ class Sample(StrictFile):
 
     @property
     def median_ms(self) -> float:
-        """Median of the measurements, in milliseconds; raises InvalidProfileError if it is infeasible."""
+        """Raises InvalidProfileError if the sample is infeasible."""
         if self.infeasible is not None:
             raise InvalidProfileError(f"{self.module!r} has no time at {self.quota} slots: {self.infeasible}")
         return statistics.median(self.times_ms)
 
     @property
     def quartiles_ms(self) -> tuple[float, float]:
-        """First and third quartile of the measurements, in milliseconds; raises as ``median_ms`` does."""
+        """First and third quartile; raises as ``median_ms`` does."""
         if len(self.times_ms) <= 1:
             return self.median_ms, self.median_ms
         first, _, third = statistics.quantiles(self.times_ms, n=4, method="inclusive")
@@ -86,13 +85,10 @@ class PairSample(StrictFile):
     """The module that kept running next to it."""
     phase: Phase
     quota: Annotated[int, Ge(1)]
-    """Slots of the timed module."""
     beside_quota: Annotated[int, Ge(1)]
-    """Slots of the other."""
     times_ms: tuple[float, ...]
-    """Raw measurements in milliseconds while the other ran."""
     alone_ms: tuple[float, ...]
-    """Raw measurements of the same module and quota with the other partition idle, taken in turn with them."""
+    """Taken in turn with ``times_ms``, while the other partition was idle."""
 
     def __post_init__(self) -> None:
         for times in (self.times_ms, self.alone_ms):
@@ -100,7 +96,6 @@ class PairSample(StrictFile):
 
     @property
     def slowdown(self) -> float:
-        """Median time beside the other over median time alone; 1 means undisturbed."""
         alone = statistics.median(self.alone_ms)
         return statistics.median(self.times_ms) / alone if alone > 0 else 1.0
 
@@ -134,8 +129,9 @@ class Environment(StrictFile):
     """Clock while measuring; 0 where unknown, as is the memory's."""
     memory_clock_mhz: Annotated[int, Ge(0)] = 0
     created: str
+    """End of the measurements, ISO 8601, UTC."""
     began: str = ""
-    """Beginning of the measurements, ISO 8601, UTC: older samples were reused; empty if unknown."""
+    """Their beginning, before which reused samples were measured; empty if unknown."""
     foreign_cpu_share: float
     """Share of this process's cores' time that other processes took during the measurements, 0 to 1."""
 
@@ -161,9 +157,7 @@ class Profile(StrictFile):
     device: Device
     graph: ModuleGraph
     samples: tuple[Sample, ...]
-    """Each module alone."""
     pairs: tuple[PairSample, ...] = ()
-    """Two modules side by side, one of them timed."""
     memory: tuple[ModuleMemory, ...] = ()
     structures: Mapping[str, str] = field(default_factory=dict)
     """Hash of each module's classes, settings, and parameters' shapes and dtypes; empty if unknown."""
@@ -179,8 +173,7 @@ class Profile(StrictFile):
             if module not in self.graph.names:
                 raise InvalidProfileError(f"the profile measures {module!r}, not in its graph")
             if quota > self.device.num_slots:
-                has = f"{self.device.name} has {self.device.num_slots}"
-                raise InvalidProfileError(f"{module!r} was measured on {quota} slots; {has}")
+                raise InvalidProfileError(f"{module!r} was measured on {quota} slots of {self.device}")
         counts = Counter((sample.module, sample.phase, sample.degree, sample.quota) for sample in self.samples)
         for module, phase, degree, quota in (key for key, count in counts.items() if count > 1):
             raise InvalidProfileError(f"two samples for {module!r} {phase}, degree {degree}, quota {quota}; keep one")
@@ -189,25 +182,12 @@ class Profile(StrictFile):
         """Writes a JSON file, whole or not at all, which ``mosaic.load`` reads; raises MosaicError if it cannot."""
         save(self, Path(path))
 
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self)
-
-    @property
-    def reused(self) -> tuple[Sample, ...]:
-        """Samples that an earlier run took and this profile's run found in a cache."""
-        began = self.environment.began
-        return tuple(sample for sample in self.samples if sample.measured and sample.measured < began)
-
     def check_matches(
         self, *, graph: ModuleGraph, device: Device, environment: Environment, structures: Mapping[str, str]
     ) -> None:
         """Raises InvalidProfileError if the profile is of another model or device; warns of other versions."""
         if self.device != device:
-            raise InvalidProfileError(
-                f"the profile was measured on {self.device.name} with {self.device.num_slots} slots, and this is "
-                f"{device.name} with {device.num_slots}; profile again on this device"
-            )
+            raise InvalidProfileError(f"the profile is of {self.device}, and this is {device}; profile again on it")
         if self.graph.fingerprint != graph.fingerprint:
             raise InvalidProfileError(
                 f"the profile is of graph {self.graph.fingerprint} ({', '.join(self.graph.names)}), this model is "

@@ -17,23 +17,20 @@ PLAIN = "the plain loop"
 _Sample = TypeVar("_Sample")
 
 _CONFIDENCE = 0.9
-"""Of the intervals that must lie apart."""
+"""Of intervals of medians, which must lie apart."""
 _SURELY_SLOWER = 1.5
-"""A candidate's turn ends, and it is out, if its first two or more steps all took so many times the baseline's."""
+"""A candidate is out if its first two or more steps all took so many times the baseline's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSettings:
-    """Bounds of a trial, whose steps train as all others do; the defaults are 2 % of a run of 1,000 steps.
-
-    After ``max_lost_steps`` no further step with a candidate begins; on a GPU, where times are known late, the steps
-    that were launched by then still run.
-    """
+    """Bounds of a trial, whose steps train as all others do; the defaults are 2 % of a run of 1,000 steps."""
 
     max_steps: int = 120
     """Most steps of one trial, including those whose times are discarded."""
     max_lost_steps: float = 20.0
-    """Most time lost to slower candidates and to preparing them, in steps of the plain loop."""
+    """Most time lost to slower candidates and to preparing them, in steps of the plain loop; on a GPU, where times are
+    known late, the steps that were launched by then still run."""
     steps_per_visit: int = 4
     """Timed steps in each turn."""
     warm_steps: int = 2
@@ -56,10 +53,7 @@ class TrialSettings:
 def take_turns(
     runs: Mapping[str, Callable[[], Sequence[_Sample]]], rounds: int, *, more: Callable[[], bool] = lambda: True
 ) -> dict[str, list[list[_Sample]]]:
-    """Runs each candidate once a round, every other round in reverse order; returns its samples by round.
-
-    ``more`` is called before each round; False ends the comparison.
-    """
+    """Runs each candidate once a round, every other round in reverse order, while ``more()``; returns their samples."""
     samples: dict[str, list[list[_Sample]]] = {name: [] for name in runs}
     for number in range(rounds):
         if not more():
@@ -67,17 +61,6 @@ def take_turns(
         for name in reversed(list(runs)) if number % 2 else list(runs):
             samples[name].append(list(runs[name]()))
     return samples
-
-
-def median_interval(samples: Sequence[float], confidence: float) -> tuple[float, float]:
-    """Returns an interval that holds the median of any distribution: the r-th least and the r-th largest sample.
-
-    r is the largest that gives the confidence by the binomial distribution; too few samples give 0 to infinity.
-    """
-    ordered, n = sorted(samples), len(samples)
-    outside = accumulate(2 * math.comb(n, rank) / 2**n for rank in range(n // 2))
-    rank = sum(share <= 1 - confidence for share in outside)
-    return (ordered[rank - 1], ordered[n - rank]) if rank else (0.0, math.inf)
 
 
 @dataclass(slots=True)
@@ -89,7 +72,7 @@ class Candidate:
     """Milliseconds of its timed steps."""
     num_visits: int = 0
     elimination: str | None = None
-    """The reason why its times cannot win."""
+    """The reason that its times cannot win."""
     exclusion: str | None = None
     """Another reason not to run it, such as an error."""
 
@@ -104,7 +87,11 @@ class Candidate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        return median_interval(self.samples, _CONFIDENCE)
+        """Two samples that enclose the median of any distribution; 0 and infinity if there are too few."""
+        ordered, n = sorted(self.samples), len(self.samples)
+        outside = accumulate(2 * math.comb(n, rank) / 2**n for rank in range(n // 2))
+        rank = sum(share <= 1 - _CONFIDENCE for share in outside)
+        return (ordered[rank - 1], ordered[n - rank]) if rank else (0.0, math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,26 +125,19 @@ class Turns:
 
     A candidate wins if its median is below the baseline's by the smallest gain and their intervals lie apart; otherwise
     the baseline stays. Several rounds are needed, since steps that follow each other share the state of the machine.
-    Before each turn those are eliminated that surely cannot gain the smallest gain over the best any more.
-
-    Args:
-        settings: Bounds.
-        names: The candidates; the first one is the baseline.
-        trains: Whether steps train the model, so that only their time beyond the baseline's is lost; otherwise all
-            time of timed steps is.
-        late: Numbers of candidates that take long to prepare: they wait until the others could have won.
+    If steps ``train`` the model, only their time beyond the baseline's is lost. Candidates that take long to prepare,
+    whose numbers are ``late``, wait until the others could have won.
     """
 
     def __init__(
-        self, settings: TrialSettings, names: Sequence[str], *, trains: bool = True, late: Collection[int] = ()
+        self, settings: TrialSettings, names: Sequence[str], *, train: bool = True, late: Collection[int] = ()
     ) -> None:
         self.settings = settings
         self.candidates = [Candidate(name) for name in names]
         self.baseline = self.candidates[0]
         self.num_steps = self.num_rounds = 0
-        self.lost_ms = self.took_ms = 0.0
-        self._trains = trains
-        self._late = late
+        self.lost_ms = 0.0
+        self._train, self._late = train, late
         self._queue: list[int] = []
         self._visit: Visit | None = None
         self._num_noted = 0
@@ -178,36 +158,44 @@ class Turns:
         """Returns the next turn, or the decision."""
         self._visit = None
         if self.baseline.exclusion is not None:
-            winner = next(number for number, entry in enumerate(self.candidates) if entry.exclusion is None)
+            winner = next((number for number, entry in enumerate(self.candidates) if entry.exclusion is None), 0)
             return Decision(winner=winner, reason=f"{self.baseline.name} {self.baseline.exclusion}")
-        if self.num_rounds and not self.baseline.samples:
-            return self._visit_of(0, best=0)
         best = self._eliminate()
         if self.num_rounds and not self._rivals(best):
             return self._decision(best)
         if self.is_over_budget:
             return self._decision(best, f"; {self.lost_ms:.1f} ms were lost by then, all that a trial may lose")
         self._queue = [number for number in self._queue if not self.candidates[number].is_out]
-        if not self._queue:
+        if self.num_rounds and not self.baseline.samples:
+            self._queue.insert(0, 0)
+        elif not self._queue:
             self.num_rounds += 1
             waiting = self._late if self.num_rounds <= self.settings.rounds_to_win else ()
             self._queue = [number for number in (0, *self._rivals(0)) if number not in waiting]
-        return self._visit_of(self._queue.pop(0), best)
+        candidate, settings = self.candidates[self._queue[0]], self.settings
+        num_warm = min(1, settings.warm_steps) if candidate.num_visits else settings.warm_steps
+        num_steps = num_warm + settings.steps_per_visit
+        if self.num_steps + num_steps > settings.max_steps:
+            if not self.baseline.samples:
+                return Decision(winner=0, reason="no two steps in a row were alike (other shapes, other calls, errors)")
+            return self._decision(best, f"; a trial takes no more than {settings.max_steps} steps")
+        candidate.num_visits += 1
+        self._visit = Visit(candidate=self._queue.pop(0), num_warm=num_warm, num_steps=num_steps)
+        self._num_noted = 0
+        return self._visit
 
     def note(self, step_ms: float | None) -> None:
         """Records the next step of the present turn; None for a step that cannot be compared with others."""
         assert self._visit is not None, "no candidate has its turn"
-        is_warm = self._num_noted < self._visit.num_warm
         self._num_noted += 1
         self.num_steps += 1
         if step_ms is None:
             return
-        self.took_ms += step_ms
-        if not self._trains:
-            self.lost_ms += 0.0 if is_warm else step_ms
+        if not self._train:
+            self.lost_ms += step_ms
         elif self._visit.candidate:
             self.lost_ms += max(0.0, step_ms - self.baseline.median_ms)
-        if not is_warm:
+        if self._num_noted > self._visit.num_warm:
             self.candidates[self._visit.candidate].samples.append(step_ms)
 
     def report(self, head: str, decision: Decision | None, *, num_trials: int = 1) -> TrialReport:
@@ -233,18 +221,6 @@ class Turns:
         within = f" ({low:.2f} to {high:.2f})" if high < math.inf else ""
         measured = f"measured {candidate.median_ms:.2f} ms a step{within}, steps: {len(candidate.samples)}"
         return f"tried {candidate.name}: {measured}; {outcome}"
-
-    def _visit_of(self, number: int, best: int) -> Visit | Decision:
-        candidate, settings = self.candidates[number], self.settings
-        warm = min(1, settings.warm_steps) if candidate.num_visits else settings.warm_steps
-        visit = Visit(candidate=number, num_warm=warm, num_steps=warm + settings.steps_per_visit)
-        if self.num_steps + visit.num_steps > settings.max_steps:
-            if not self.baseline.samples:
-                return Decision(winner=0, reason="no two steps in a row were alike (other shapes, other calls, errors)")
-            return self._decision(best, f"; a trial takes no more than {settings.max_steps} steps")
-        self._visit, self._num_noted = visit, 0
-        candidate.num_visits += 1
-        return visit
 
     def _eliminate(self) -> int:
         """Eliminates candidates that cannot win any more; returns the best that surely beats the baseline, or that."""

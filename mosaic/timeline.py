@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mosaic.artifact import Ge
-from mosaic.device import StrictFile
+from mosaic.artifact import Ge, StrictFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +34,7 @@ class Timeline(StrictFile):
 
     @property
     def overlap(self) -> float:
-        """Share of the spans' time during which another lane was busy too, between 0 and 1.
-
-        Spans of one lane (same slots) never count as overlapping each other.
-        """
+        """Share of the spans' time during which another lane (other slots) was busy too, between 0 and 1."""
         total = sum(span.end_ms - span.start_ms for span in self.spans)
         edges = [(span.start_ms, 1, span.slots) for span in self.spans]
         edges += [(span.end_ms, -1, span.slots) for span in self.spans]

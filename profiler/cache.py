@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.artifact import fingerprint, load, save
+from mosaic.artifact import StrictFile, fingerprint, load, save
 from mosaic.backends.base import Backend
-from mosaic.device import Device, StrictFile
+from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.find.structure import tensors_in
 from mosaic.hardware.find import available_cores

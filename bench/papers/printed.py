@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from bench.gpu.tables import number, table
 from bench.record import Figure, Source, Study
-from mosaic.device import StrictFile
+from mosaic.artifact import StrictFile
 
 FOLDER = Path(__file__).resolve().parent
 PAPERS = ("mosaic", "spindle", "cornstarch", "pipeweaver")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from mosaic.device import Device, StrictFile
+from mosaic.artifact import StrictFile
+from mosaic.device import Device
 
 PREDICTED = "the modules alone; the plain loop as one module after the other, each at its best"
 MEASURED = "whole steps, with loss and optimizer"

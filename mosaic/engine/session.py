@@ -307,8 +307,9 @@ def load_of_others(profile: Profile, settings: ProfileSettings | None) -> str:
 
 
 def source_of(profile: Profile) -> str:
-    reused, total = profile.reused, len(profile.samples)
-    date = max((sample.measured for sample in reused), default=profile.environment.created)
+    began, total = profile.environment.began, len(profile.samples)
+    reused = [sample.measured for sample in profile.samples if sample.measured and sample.measured < began]
+    date = max(reused, default=profile.environment.created)
     when = f"{date[:16].replace('T', ' ')} UTC"
     if not reused:
         return f"planned from {total} samples measured {when}"

@@ -7,7 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mosaic.device import Device, StrictFile
+from mosaic.artifact import StrictFile
+from mosaic.device import Device
 
 MAX_EFFICIENCY = 2.0
 """Largest efficiency: above 1 where caches serve reads that are counted as memory traffic, or a peak is a guess."""

@@ -12,8 +12,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
-from mosaic.artifact import Ge, load, parse
-from mosaic.device import Device, StrictFile
+from mosaic.artifact import Ge, StrictFile, load, parse
+from mosaic.device import Device
 from mosaic.errors import MosaicError, unknown
 from mosaic.hardware.description import Hardware
 from mosaic.hardware.network import Cluster, Link

@@ -26,8 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from mosaic.artifact import Ge
-from mosaic.device import StrictFile
+from mosaic.artifact import Ge, StrictFile
 from mosaic.hardware.description import Hardware
 
 BUFFER_BYTES = 4 * 2**20

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated
 
-from mosaic.artifact import Ge, fingerprint
-from mosaic.device import StrictFile
+from mosaic.artifact import Ge, StrictFile, fingerprint
 from mosaic.errors import InvalidScheduleError
 from mosaic.graph import Part
 from mosaic.pipelining.partition import Chunk, Partition, Request, efficient_sizes

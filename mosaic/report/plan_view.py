@@ -49,7 +49,7 @@ def _device_text(plan: Plan) -> str:
 
 def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
     """Returns a table of placements with predicted times, stage by stage; ``graph`` adds predecessors."""
-    has_communication = plan.communication_ms > 0
+    has_communication = any(p.route_forward_ms or p.route_backward_ms or p.reduce_ms for p in plan.placements)
     columns = [">stage", "module", ">devices", ">slots", ">quota", ">forward\nms", ">backward\nms"]
     columns += [">route\nms", ">sum\nms"] if has_communication else []
     columns += ["waits for"] if graph else []
@@ -74,18 +74,17 @@ def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
             rows.append(["", "slowest", "", "", "", f"{stage.forward_ms:.2f}", f"{stage.backward_ms:.2f}"])
         ends.append(len(rows) - 1)
     title = f"Plan, predicted: {_device_text(plan)}"
-    return make_table(title, columns, rows, caption=_caption(plan), bold=bold, ends=ends)
+    return make_table(title, columns, rows, caption=_caption(plan, has_communication), bold=bold, ends=ends)
 
 
-def _caption(plan: Plan) -> str:
+def _caption(plan: Plan, has_communication: bool) -> str:
     if plan.predicted_ms <= 0:
         return "no times are predicted in this plan"
     lines = [f"predicted step: {plan.predicted_ms:.2f} ms for the modules"]
     if plan.sequential_ms > 0:
         one_at_a_time = f"one module at a time: {plan.sequential_ms:.2f} ms"
         lines.append(f"predicted {one_at_a_time}; speed-up: {plan.predicted_speedup:.2f}×")
-    if plan.communication_ms > 0:
-        lines.append(f"of all modules' times {plan.communication_ms:.2f} ms are communication:")
+    if has_communication:
         lines.append("route: rows that travel between devices; sum: gradients summed after a backward")
     lines.append(f"slot time in use: {plan.utilisation:.0%}, modelled from predicted times")
     if note := note_of_others(plan.foreign_cpu_share, plan.device):

@@ -17,8 +17,7 @@ from typing import Annotated
 
 import numpy as np
 
-from mosaic.artifact import Ge, Le
-from mosaic.device import StrictFile
+from mosaic.artifact import Ge, Le, StrictFile
 from mosaic.retrain.gate import Finding, Scores
 
 SURE = 2.0

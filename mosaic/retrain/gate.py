@@ -26,8 +26,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic.artifact import Ge
-from mosaic.device import StrictFile
+from mosaic.artifact import Ge, StrictFile
 from mosaic.errors import MosaicError
 
 RowSet = Literal["frozen", "fresh"]

@@ -16,8 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from mosaic.artifact import Ge, Le, parse
-from mosaic.device import StrictFile
+from mosaic.artifact import Ge, Le, StrictFile, parse
 from mosaic.errors import InvalidFileError, InvalidRecipeError
 from mosaic.retrain.data_check import DataCheckSettings
 from mosaic.retrain.gate import GateSettings

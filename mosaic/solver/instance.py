@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
-from mosaic.artifact import Ge, fingerprint
+from mosaic.artifact import Ge, StrictFile
 from mosaic.cost.interference import Interference
 from mosaic.cost.protocol import Cost
-from mosaic.device import Device, StrictFile
+from mosaic.device import Device
 from mosaic.graph import Edge, ModuleGraph, ModuleNode
 from mosaic.profile import Phase
 
@@ -153,7 +153,7 @@ class TableCost(Cost):
     """Times and memory as the tables of an instance have them."""
 
     def __init__(self, instance: Instance) -> None:
-        self.profile_fingerprint = fingerprint(instance)
+        self.profile_fingerprint = instance.fingerprint
         self.interference = TableInterference(instance)
         self._tables: dict[str, dict[int, dict[int, InstanceOption]]] = {}
         for module in instance.modules:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mosaic.take_turns import PLAIN, Decision, TrialReport, TrialSettings, Turns, median_interval
+from mosaic.take_turns import PLAIN, Candidate, Decision, TrialReport, TrialSettings, Turns
 
 BOUNDED = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
@@ -130,11 +130,11 @@ def test_a_step_of_each_turn_that_takes_forever_changes_nothing_of_that(
 
 
 @BOUNDED
-@given(st.lists(st.floats(0.1, 100), max_size=40), st.floats(0.5, 0.99))
-def test_an_interval_encloses_its_median_and_needs_enough_samples(samples: list[float], confidence: float):
-    low, high = median_interval(samples, confidence)
+@given(st.lists(st.floats(0.1, 100), max_size=40))
+def test_an_interval_encloses_its_median_and_needs_five_samples(samples: list[float]):
+    low, high = Candidate("plan", samples).interval
     ordered = sorted(samples)
-    if len(samples) < 2 or 2 / 2 ** len(samples) > 1 - confidence:
+    if len(samples) < 5:
         assert (low, high) == (0.0, float("inf"))
     else:
         assert low <= ordered[(len(ordered) - 1) // 2] <= high
@@ -144,7 +144,7 @@ def test_intervals_hold_the_median_as_often_as_they_say():
     source = random.Random(0)
     held = 0
     for _ in range(400):
-        low, high = median_interval([source.expovariate(1.0) for _ in range(12)], 0.9)
+        low, high = Candidate("plan", [source.expovariate(1.0) for _ in range(12)]).interval
         held += low <= 0.6931471805599453 <= high
     assert held >= 0.9 * 400
 

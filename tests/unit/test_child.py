@@ -28,7 +28,7 @@ class Echo:
 @pytest.fixture
 def echo(tmp_path, monkeypatch):
     (tmp_path / "echo_child.py").write_text(ECHO)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     return "echo_child:Echo"
 

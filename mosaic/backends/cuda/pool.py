@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from mosaic.artifact import StrictFile
 from mosaic.backends.cuda.driver import CudaDriver, described
-from mosaic.device import StrictFile
 from mosaic.errors import CudaError
 
 Slots = tuple[int, ...]
