@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -257,6 +258,22 @@ def test_results_are_let_go_with_their_ticket(backend: Backend):
         lanes.drain()
         gc.collect()
         assert alive() is None
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_lanes_refuse_to_be_used_in_a_forked_child(backend: Backend):
+    with backend.open_lanes([(0,)]) as lanes:
+        assert lanes.lane((0,)).submit(lambda: 1).wait() == 1
+        child = os.fork()
+        if child == 0:  # no pytest in here: the child ends by itself, with the answer as its exit code
+            try:
+                lanes.lane((0,)).submit(lambda: 2)
+            except MosaicError as error:
+                lanes.close()
+                os._exit(0 if "fork" in str(error) else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert lanes.lane((0,)).submit(lambda: 2).wait() == 2
 
 
 def test_what_a_backend_cannot_do_it_says(backend: Backend):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 
 import numpy as np
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mask_matrices import blocked, odd_mask
@@ -123,34 +121,6 @@ def any_trade_wins(work: np.ndarray, rank_of: np.ndarray, ranks: int) -> bool:
         for i in np.flatnonzero(rank_of == heaviest)
         for j in np.flatnonzero((rank_of != heaviest) & (sums[rank_of] < mean))
     )
-
-
-def least_largest_sum(work: list[int], count: int) -> int:
-    """Of ranks with ``count`` pieces each, by trying all distributions."""
-    if len(work) <= count:
-        return sum(work)
-    first, *rest = work
-    others = (set(own) for own in itertools.combinations(range(len(rest)), count - 1))
-    return min(
-        max(
-            first + sum(rest[at] for at in own),
-            least_largest_sum([piece for at, piece in enumerate(rest) if at not in own], count),
-        )
-        for own in others
-    )
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_methods_are_near_the_best_distribution(seed: int):
-    work = np.random.RandomState(seed).randint(1, 1000, 12)
-    ranks = 3
-    best = least_largest_sum(work.tolist(), len(work) // ranks)
-    for name in CONTEXT_METHODS:
-        assert distribute(work, ranks, name, chunk=1).sums(work).max() >= best
-    # Graham's bound holds against the best of all counts, which is no more than the best of equal ones.
-    greedy = _search.longest_first(work, ranks=ranks, cap=len(work))
-    assert sums_by_rank(work, greedy, ranks).max() <= (4 / 3 - 1 / (3 * ranks)) * best
-    assert distribute(work, ranks, "lpt", chunk=1).sums(work).max() <= 1.05 * best
 
 
 @settings(deadline=None, max_examples=40)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -58,7 +56,3 @@ def model_file(tmp_path: Path) -> Path:
         "    return Net(), {'pixels': torch.randn(16, 64), 'words': torch.randn(16, 32)}\n"
     )
     return path
-
-
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The host alone has these: cores, thread counts, forks."""
+"""The host alone has these: cores and thread counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from mosaic.backends.host.backend import HostBackend
-from mosaic.errors import MosaicError
 from mosaic.hardware.find import available_cores
 
 
@@ -69,20 +68,3 @@ def test_active_waiting_of_openmp_is_warned_of(monkeypatch: pytest.MonkeyPatch):
     assert any("OMP_WAIT_POLICY" in note for note in HostBackend().notes)
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     assert not any("OMP_WAIT_POLICY" in note for note in HostBackend().notes)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_lanes_refuse_to_be_used_in_a_forked_child():
-    with HostBackend(num_slots=2).open_lanes([(0,)]) as lanes:
-        assert lanes.lane((0,)).submit(lambda: 1).wait() == 1
-        child = os.fork()
-        if child == 0:  # no pytest in here: the child ends by itself, with the answer as its exit code
-            try:
-                lanes.lane((0,))
-            except MosaicError as error:
-                lanes.close()
-                os._exit(0 if "fork" in str(error) else 1)
-            os._exit(2)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert lanes.lane((0,)).submit(lambda: 2).wait() == 2

@@ -43,7 +43,7 @@ def profile(*samples, pairs=()):
         (lambda: sample(times=()), "give one or more"),
         (lambda: profile(sample(), sample()), "two samples for 'image'"),
         (lambda: profile(sample("audio")), "'audio', not in its graph"),
-        (lambda: profile(sample(quota=3)), "3 slots; two cores has 2"),
+        (lambda: profile(sample(quota=3)), "3 slots of two cores with 2 slots"),
         (lambda: profile(sample(), pairs=(pair("audio"),)), "'audio'"),
         *(
             (lambda which=which, times=times: pair(**{which: times}), "pair 'image' beside 'text'")

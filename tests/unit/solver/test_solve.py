@@ -8,7 +8,7 @@ from planning_cases import flat, linear, plan_of, profile_of
 from mosaic.cost import CostModel
 from mosaic.errors import InfeasibleError
 from mosaic.profile import ModuleMemory
-from mosaic.solver import DeploymentOption, solve
+from mosaic.solver import DeploymentOption
 from mosaic.solver.options import all_options
 from mosaic.solver.predict import PlacedTimes, build_stages
 from mosaic.solver.stage import Machine, StageResult
@@ -35,15 +35,6 @@ def test_modules_that_fit_no_memory_are_named_with_what_they_need_and_what_there
     ) as caught:
         plan_of(profile)
     assert len(caught.value.reasons) == 2
-
-
-def test_the_default_is_the_exact_search_and_its_proof_is_in_the_plan() -> None:
-    profile = profile_of({"a": linear(9), "b": flat(5), "c": linear(7)}, num_slots=4)
-    plan = solve(profile.graph, CostModel.from_profile(profile), profile.device)
-    assert plan.search.method == "exact"
-    assert plan.search.status == "optimal"
-    assert plan.search.bound_ms == pytest.approx(plan.predicted_ms)
-    assert plan.search.bound_ms <= plan.predicted_ms
 
 
 @pytest.mark.parametrize("method", ["auto", "distmm"])

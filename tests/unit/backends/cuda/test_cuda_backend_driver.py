@@ -77,15 +77,3 @@ result = told
     assert told["second"] == [27, [4, 4]], "the second device has slots and a pool of its own"
     assert told["failure"] == ["CUDA_ERROR_OUT_OF_MEMORY", 0, [8.0, 8.0]], "the backend stays usable"
     assert told["misused"] == []
-
-
-def test_a_process_ends_well_with_lanes_open(fake_driver: FakeDriver, tmp_path: Path):
-    report = tmp_path / "report"
-    body = """
-sys.kept = CudaBackend(api=runtime).open_lanes(EVEN)
-result = True
-"""
-    assert run(fake_driver, body, report=str(report)) is True
-    told = report.read_text().splitlines()
-    assert not [line for line in told if line.startswith("misused")]
-    assert {"green 2", "stream 2"} <= set(told)  # streams outlive everything that may still use them

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -75,21 +74,6 @@ def test_closing_gives_back_once_after_the_work_has_ended(runtime: FakeStreams):
     assert runtime.host.get(lane.stream.handle) == 1
     with pytest.raises(MosaicError, match="closed"):
         lane.launch(lambda: None)
-
-
-def test_a_forked_child_is_told_and_gives_nothing_back(runtime: FakeStreams):
-    given_back: list[str] = []
-    lanes = open_on(runtime, (0,), given_back=given_back)
-    child = os.fork()
-    if child == 0:
-        try:
-            lanes.lane((0,)).submit(lambda: None)
-        except MosaicError as error:
-            lanes.close()
-            os._exit(0 if "fork" in str(error) and given_back == [] else 1)
-        os._exit(2)
-    assert os.waitpid(child, 0)[1] == 0
-    lanes.close()
 
 
 def test_what_cublas_keeps_for_lanes_is_given_back_when_they_close(runtime: FakeStreams):
