@@ -26,6 +26,7 @@ from mosaic.find.restore import restored_objects
 from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.split import ModelSplit
+from mosaic.pipelining.baselines import BASELINES
 from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.plan import FittedTimes, PipelinePlan, StepPlanner
@@ -152,6 +153,13 @@ class PipelineSetup:
             plan = PipelinePlan(name=PLANNED, degrees=self.degrees, partition=plan, fitted=self.fitted)
         setup = self.with_times(plan.fitted)
         request = replace(setup.request, num_ranks=plan.degrees.pipeline)
+        if plan.baseline and (
+            plan.baseline not in BASELINES or BASELINES[plan.baseline].cut(request) != plan.partition
+        ):
+            raise InvalidScheduleError(
+                f"the plan's baseline is {plan.baseline!r}, which does not cut the model as its partition does; give a "
+                "plan as it was kept, or one with an empty baseline"
+            )
         return StepPlanner(plan=plan, request=request, space=setup.space, options=self.options)
 
     def with_times(self, fitted: FittedTimes) -> PipelineSetup:
