@@ -9,7 +9,7 @@ As long as a model is colocated over ranks, and for its parameters only:
 * ``model.to(device)`` leaves stand-ins for parameters of other ranks as they are;
 * an optimizer that steps all parameters as one (``LBFGS``), or spreads them over ranks itself
   (``ZeroRedundancyOptimizer``), raises where some are on other ranks;
-* ``optimizer.state_dict()`` has a stand-in for state on other ranks, so saving it raises.
+* ``optimizer.state_dict()`` has a stand-in for state on other ranks, so saving it raises; loading it leaves that out.
 
 Functions are replaced inside of torch's own, so names that were imported before mean them too, and put back when the
 last such model is given back by ``handle.remove()``.
@@ -41,6 +41,7 @@ from mosaic.ranks.world.progress import THE_LOOP
 
 _JOINT = ("LBFGS", "ZeroRedundancyOptimizer")
 """Optimizers that need all parameters on each rank."""
+_ELSEWHERE = "elsewhere"  # in place of a parameter's state that another rank has
 _OWN_REDUCTION = {
     *("self", "module", "kwargs", "device_ids", "output_device", "dim", "broadcast_buffers", "init_sync"),
     *("process_group", "bucket_cap_mb", "find_unused_parameters", "check_reduction", "gradient_as_bucket_view"),
@@ -67,6 +68,7 @@ class _Patches:
         self._in_class(DistributedDataParallel, "__init__", self._wrap)
         self._in_class(nn.Module, "_apply", _convert)
         self._in_class(Optimizer, "state_dict", _state)
+        self._in_class(Optimizer, "load_state_dict", _load_state)
         self._undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
 
     def leave(self, handle: Any) -> None:
@@ -192,11 +194,17 @@ def _convert(
 def _state(plain: Callable[..., Any], optimizer: Optimizer) -> dict[str, Any]:
     state: dict[str, Any] = plain(optimizer)
     away = {
-        index: {"elsewhere": parameter.detach()}
+        index: {_ELSEWHERE: parameter.detach()}
         for index, parameter in enumerate(_parameters_of(optimizer))
         if isinstance(parameter, Elsewhere)
     }
     return {**state, "state": {**state["state"], **away}} if state["state"] else state
+
+
+def _load_state(plain: Callable[..., Any], optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    states = state_dict["state"].items()
+    here = {index: state for index, state in states if not (isinstance(state, dict) and _ELSEWHERE in state)}
+    plain(optimizer, {**state_dict, "state": here})
 
 
 def _listed(tensors: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:

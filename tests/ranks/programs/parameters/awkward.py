@@ -94,6 +94,8 @@ def reading(rank: int) -> None:
     name, other = ("a", 0) if rank else ("b", 1)
     assert f"needs values of {name!r}, which are on rank {other} only" in said
     assert "handle.full_state_dict(), called on every rank" in said
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert len(optimizer.state) == sum(1 for each in model.parameters() if not each.is_meta)
     again = told(lambda: mosaic.colocate(nn.Sequential(model), x), UnsupportedModelError)
     assert "'0' is colocated already; remove() the handle that has it before" in again
     for each in early:
