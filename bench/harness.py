@@ -6,14 +6,14 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from bench.processes import Make, PartFailedError, within
 from bench.record import Figure, Study, missing_figure
-from mosaic.artifact import Provenance, save
+from mosaic.artifact import provenance, save
 from mosaic.backends.host.backend import HostBackend
 from mosaic.profiler import ForeignLoad
 
@@ -22,7 +22,7 @@ def study_of(study: str, figures: Sequence[Figure], load: ForeignLoad) -> Study:
     """Returns figures of this host with where they come from."""
     return Study(
         study=study,
-        **asdict(Provenance.here()),
+        **provenance(),
         torch_version=torch.__version__,
         machine=HostBackend().device,
         foreign_cpu_share=load.share,

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from mosaic.engine.options import RankSettings as RankSettings
     from mosaic.engine.parallel import parallel as parallel
     from mosaic.errors import MosaicError as MosaicError
-    from mosaic.files import load as load
     from mosaic.graph import Edge as Edge
     from mosaic.graph import ModuleGraph as ModuleGraph
     from mosaic.graph import ModuleNode as ModuleNode
     from mosaic.pipeline import pipeline as pipeline
     from mosaic.pipelining.planner import PlannerOptions as PlannerOptions
     from mosaic.plan import Plan as Plan
+    from mosaic.plan import load as load
     from mosaic.plan import plan_from_quotas as plan_from_quotas
     from mosaic.profile import Profile as Profile
     from mosaic.take_turns import TrialSettings as TrialSettings
@@ -38,11 +38,10 @@ _NAMES = {
     "mosaic.device": ("Device",),
     "mosaic.engine": ("Handle", "Options", "RankSettings", "parallel"),
     "mosaic.errors": ("MosaicError",),
-    "mosaic.files": ("load",),
     "mosaic.graph": ("Edge", "ModuleGraph", "ModuleNode"),
     "mosaic.pipeline": ("pipeline",),
     "mosaic.pipelining.planner": ("PlannerOptions",),
-    "mosaic.plan": ("Plan", "plan_from_quotas"),
+    "mosaic.plan": ("Plan", "load", "plan_from_quotas"),
     "mosaic.profile": ("Profile",),
     "mosaic.take_turns": ("TrialSettings",),
 }

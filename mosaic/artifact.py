@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -103,6 +102,18 @@ def load(kind: type[T], path: Path) -> T:
     return parse(kind, text, source=str(path))
 
 
+def load_as(kind: type[T], value: T | str | Path | None) -> T | None:
+    """Returns a plan or a profile, read from a file where the value is its path."""
+    if value is None or isinstance(value, kind):
+        return value
+    if not isinstance(value, str | Path):
+        name = kind.__name__
+        raise TypeError(
+            f"{name.lower()}={value!r} is a {type(value).__name__}; pass a mosaic.{name} or its file's path"
+        )
+    return load(kind, Path(value))
+
+
 def parse(kind: type[T], text: str | bytes, *, source: str) -> T:
     """Checks JSON ``text`` against the frozen dataclass ``kind``; see ``load``."""
     try:
@@ -113,8 +124,8 @@ def parse(kind: type[T], text: str | bytes, *, source: str) -> T:
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if schema is not None and version != schema.default:
         raise InvalidFileError(
-            f"{source}: schema_version={version!r}, and this Mosaic reads {schema.default}; make the file again, or "
-            "upgrade mosaic-colocate if the file is newer"
+            f"{source} holds no {kind.__name__} of schema_version={schema.default} but schema_version={version!r}; "
+            "make it again, or upgrade mosaic-colocate if it is newer"
         )
     try:
         value: T = _adapter_of(kind).validate_json(text, strict=True)
@@ -157,29 +168,19 @@ def steps_in(path: Path) -> dict[int, dict[str, Any]]:
     return {row["step"]: row for row in lines_of(path) if isinstance(row.get("step"), int)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
-    """Origin of a result."""
-
-    command: str
-    """Without folders of absolute paths, so that it may be published."""
-    created: str
-    commit: str
-    """Followed by ``+`` if files had been changed; empty outside of a clone."""
-    python_version: str
-
-    @staticmethod
-    def here() -> Provenance:
-        words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-        return Provenance(
-            command=shlex.join([Path(sys.argv[0]).name, *words]),
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            commit=_commit(),
-            python_version=platform.python_version(),
-        )
+def provenance() -> dict[str, Any]:
+    """Returns the origin of a result. Its command has no folders of absolute paths, so that it may be published."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *words]),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "python_version": platform.python_version(),
+    }
 
 
-def _commit() -> str:
+def commit() -> str:
+    """Returns the commit of a clone, followed by ``+`` if files were changed; empty elsewhere."""
     top = Path(__file__).resolve().parent.parent
     describe = ["git", "-C", str(top), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:

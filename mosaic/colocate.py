@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mosaic.artifact import load_as
 from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import SPINNING
 from mosaic.backends.table import open_backend
@@ -19,7 +20,6 @@ from mosaic.engine.handle import Handle
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.engine.session import MIN_GAIN, Request, Session, backend_for, names_of
 from mosaic.errors import UnstableMeasurementError
-from mosaic.files import load_as
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileCache, open_cache
 from mosaic.ranks.colocate import colocate_ranks

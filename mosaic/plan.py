@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+from mosaic import artifact
 from mosaic.artifact import Ge, StrictFile, save
 from mosaic.device import Device
 from mosaic.errors import InvalidPlanError
 from mosaic.graph import ModuleGraph, Part
+from mosaic.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +234,17 @@ class Plan(StrictFile):
                 raise InvalidPlanError(
                     f"{edge.target!r} (stage {target}) depends on {edge.source!r} (stage {source}); place it later"
                 )
+
+
+def load(path: str | Path) -> Plan | Profile:
+    """Reads the file of ``plan.save(path)``, ``profile.save(path)``, ``mosaic plan`` or ``mosaic profile``.
+
+    Raises:
+        InvalidFileError: The file is missing, damaged, or holds neither a plan nor a profile.
+    """
+    if "samples" in artifact.load(dict[str, Any], Path(path)):
+        return artifact.load(Profile, Path(path))
+    return artifact.load(Plan, Path(path))
 
 
 def plan_from_quotas(stages: Sequence[Mapping[str, int]], *, graph: ModuleGraph, device: Device) -> Plan:

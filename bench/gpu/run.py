@@ -24,7 +24,7 @@ from bench.gpu.parts import MEASUREMENTS, Measurement
 from bench.gpu.tables import models_table, overlap_table, text_table
 from bench.processes import begin_section, last_lines
 from bench.record import Figure, Part, Status, Study, one_line
-from mosaic.artifact import Provenance, save, write_text
+from mosaic.artifact import provenance, save, write_text
 
 TELLING = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_TF32", "OMP_", "MKL_", "PYTORCH_", "TORCH_", "MOSAIC_")
 """Prefixes of environment variables that can change what is measured; values that are paths are left out."""
@@ -40,9 +40,9 @@ class Record:
     """The result file, its table and its log: whole after every step, so that a kill leaves all three."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        provenance = Provenance.here()
-        commit = options.commit or provenance.commit
-        name = f"{provenance.created[:16].replace(':', '')}-{re.sub(r'[^0-9A-Za-z]', '', commit) or 'unknown'}"
+        origin = provenance()
+        commit = options.commit or origin["commit"]
+        name = f"{origin['created'][:16].replace(':', '')}-{re.sub(r'[^0-9A-Za-z]', '', commit) or 'unknown'}"
         self.path = options.out / f"{name}{'-dry-run' if is_rehearsal(options) else ''}.json"
         self.log = self.path.with_suffix(".log")
         self.log.unlink(missing_ok=True)
@@ -50,9 +50,9 @@ class Record:
         self.study = Study(
             study="gpu",
             command=command_text(sys.argv[1:]),
-            created=provenance.created,
+            created=origin["created"],
             commit=commit,
-            python_version=provenance.python_version,
+            python_version=origin["python_version"],
             torch_version=versions.get("torch", ""),
             machine=None,
             foreign_cpu_share=None,

@@ -15,11 +15,10 @@ import tyro
 from rich.console import Console
 from tyro.conf import arg
 
-from mosaic.artifact import load, save
+from mosaic.artifact import load, load_as, save
 from mosaic.cli.options import DtypeName, Json, Method, OptionalModel, console_beside, write_json
 from mosaic.cost import Cost, CostModel
 from mosaic.device import Device
-from mosaic.files import load_as
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Profile

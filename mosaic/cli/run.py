@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from mosaic.artifact import load_as
 from mosaic.cli.options import Json, Method, Model, Strict, console_beside, write_json
-from mosaic.files import load_as
 from mosaic.plan import Plan
 from mosaic.report.figure import picture_format, save_figure
 

@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,7 +17,7 @@ from rich.console import Console
 from torch import Tensor
 
 import mosaic
-from mosaic.artifact import Provenance, save, to_json
+from mosaic.artifact import provenance, save, to_json
 from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.child import plain_loops
@@ -49,7 +48,7 @@ _MAX_ROUNDS_S = 90.0  # after which no further round of timed training begins
 
 def run_demo(settings: DemoSettings, output: Path, backend: Backend, progress: Progress, console: Console) -> RunRecord:
     """Runs the demo and writes its files to ``output``."""
-    provenance = Provenance.here()
+    origin = provenance()
     data = load(settings.seed)
     model = settings.make_model(backend.torch_device)
     (batch,) = settings.draw(data, 1, backend.torch_device)
@@ -76,7 +75,7 @@ def run_demo(settings: DemoSettings, output: Path, backend: Backend, progress: P
     measured = _train_in_turn(model, handle, data, settings, backend, progress)
     timeline = handle.timeline() if handle.active else compared
     record = RunRecord(
-        **asdict(provenance),
+        **origin,
         mosaic_version=mosaic.__version__,
         torch_version=torch.__version__,
         driver=handle.profile.environment.driver,

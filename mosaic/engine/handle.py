@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from mosaic.artifact import load_as
 from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.engine.attachment import Attachment
 from mosaic.engine.calls.thread_state import on_lane
@@ -19,7 +20,6 @@ from mosaic.engine.placing import Executor, PlacedPlan
 from mosaic.engine.session import Request, Session, names_of, source_of
 from mosaic.engine.trial import Trial
 from mosaic.errors import ModuleContractError
-from mosaic.files import load_as
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Profile

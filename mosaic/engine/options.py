@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mosaic.artifact import load_as
 from mosaic.backends.base import Backend
-from mosaic.files import load_as
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, ProfileSettings, ProgressCallback
 from mosaic.solver.runnable import DATA_PARALLEL, check_method

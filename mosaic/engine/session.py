@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mosaic.artifact import load_as
 from mosaic.backends.base import Backend
 from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.lanes import run_aside
@@ -26,7 +27,6 @@ from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.engine.placing import Executor, PlacedPlan
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.errors import BackendUnavailableError, InfeasibleError, InvalidPlanError, UnsupportedModelError
-from mosaic.files import load_as
 from mosaic.find.restore import preserved
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord, plan_from_quotas

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.artifact import Provenance, save
+from mosaic.artifact import provenance, save
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda.driver import describe_driver
 from mosaic.device import Device
@@ -92,7 +92,7 @@ class Result:
     torch_version: str
     driver_version: str
     """CUDA version that the driver serves; empty on the host."""
-    provenance: Provenance
+    provenance: Mapping[str, str]
     notes: tuple[str, ...]
     """Remarks about the backend."""
     foreign_cpu_share: float | None
@@ -150,7 +150,7 @@ class Question:
             device=backend.device,
             torch_version=torch.__version__,
             driver_version=describe_driver().version if backend.torch_device.type == "cuda" else "",
-            provenance=Provenance.here(),
+            provenance=provenance(),
             notes=setup.notes,
             foreign_cpu_share=load.share,
             seconds=round(budget.used_s - began_s, 3),
@@ -182,7 +182,7 @@ class Question:
 
 def _machine(result: Result) -> str:
     driver = f", driver CUDA {result.driver_version}" if result.driver_version else ""
-    machine = f"{result.device.name}, torch {result.torch_version}{driver}, {result.provenance.created[:10]}"
+    machine = f"{result.device.name}, torch {result.torch_version}{driver}, {result.provenance['created'][:10]}"
     return "; ".join(filter(None, (machine, note_of_others(result.foreign_cpu_share, result.device))))
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from mosaic.artifact import load_as
 from mosaic.cost import Cost, CostModel
 from mosaic.cost.communication import RankedCost
 from mosaic.cost.degrees import degrees_to_measure
 from mosaic.device import Device
 from mosaic.engine.session import load_of_others, warn_of_no_profile
 from mosaic.errors import InfeasibleError, UndecidedError, UnstableMeasurementError
-from mosaic.files import load_as
 from mosaic.find.restore import preserved
 from mosaic.graph import ModuleGraph, Part
 from mosaic.hardware import Link

@@ -17,7 +17,7 @@ import mosaic
 
 ROOT = Path(__file__).parents[2]
 CORE = {
-    *("artifact", "child", "device", "errors", "files", "graph", "plan"),
+    *("artifact", "child", "device", "errors", "graph", "plan"),
     *("profile", "take_turns", "timeline", "user_file"),
 }
 """The files beside the packages."""

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import mosaic
-from mosaic.artifact import Provenance, fingerprint, load, save
+from mosaic.artifact import commit, fingerprint, load, save
 from mosaic.backends.host.backend import cpu_name
 from mosaic.checkpoint.checkpointer import Checkpointer, Loaded
 from mosaic.checkpoint.folder import checkpoints_in, damage_of, sha256_of
@@ -336,7 +336,7 @@ def environment_here(device: torch.device, *, num_ranks: int, program: str) -> E
         torch=torch.__version__,
         numpy=np.__version__,
         mosaic=mosaic.__version__,
-        commit=Provenance.here().commit,
+        commit=commit(),
         machine=f"{cpu_name()}, {platform.system()} {platform.release()}",
         device=name,
         threads=torch.get_num_threads(),
