@@ -14,9 +14,9 @@ def said_by(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def unknown(kind: str, value: object, known: Iterable[str]) -> str:
+def unknown(kind: str, value: object, choices: Iterable[str]) -> str:
     """Returns the sentence for a name that a table does not have."""
-    return f"unknown {kind} {value!r}; choose one of: {', '.join(known)}"
+    return f"unknown {kind} {value!r}; choose one of: {', '.join(choices)}"
 
 
 class MosaicError(Exception):

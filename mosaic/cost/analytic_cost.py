@@ -59,15 +59,14 @@ class AnalyticCost(Cost):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Modules that it knows."""
         return tuple(self._counts)
 
     def degrees(self, module: str) -> tuple[int, ...]:
         """Returns the degrees that were counted, and those between them, that the cluster has devices for; rising."""
-        return tuple(d for d in degrees_between(tuple(self._of(module))) if d <= self.cluster.num_devices)
+        return tuple(d for d in degrees_between(tuple(self._by_degree(module))) if d <= self.cluster.num_devices)
 
     def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
-        self._at(module, degree)
+        self._counts_at(module, degree)
         return tuple(range(1, self.hardware.num_slots + 1))
 
     def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
@@ -75,28 +74,28 @@ class AnalyticCost(Cost):
 
     def communication_ms(self, module: str, degree: int) -> float:
         """Returns the part of the backward in which gradients are reduced over ``degree`` devices, in milliseconds."""
-        return gradient_sum(self._at(module, degree).memory.gradient_bytes, degree, self.cluster).time_ms
+        return gradient_sum(self._counts_at(module, degree).memory.gradient_bytes, degree, self.cluster).time_ms
 
     def memory_bytes(self, module: str, degree: int) -> int:
-        return self._at(module, degree).memory.total_bytes + self.hardware.lane_bytes
+        return self._counts_at(module, degree).memory.total_bytes + self.hardware.lane_bytes
 
     def kept_bytes(self, module: str, degree: int) -> int:
         """Returns the bytes that a module keeps while other stages run: all but the temporaries of its phases."""
-        memory = self._at(module, degree).memory
+        memory = self._counts_at(module, degree).memory
         return memory.resident_bytes + memory.activation_bytes + self.hardware.lane_bytes
 
     def bandwidth(self, module: str, phase: Phase, quota: int) -> float:
         """Returns the share of the memory's bandwidth that a phase draws at the least counted degree, 0 to 1."""
-        counts = next(iter(self._of(module).values())).phase(phase)
+        counts = next(iter(self._by_degree(module).values())).phase(phase)
         return phase_bandwidth(counts, self.hardware, quota * self.hardware.sms_per_slot)
 
     def _phase_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        self._at(module, degree)
+        self._counts_at(module, degree)
         if not 1 <= quota <= self.hardware.num_slots:
             raise ValueError(
                 f"a quota of {quota} slots of {self.hardware.name} is not possible; use 1 to {self.hardware.num_slots}"
             )
-        counts = self._of(module)
+        counts = self._by_degree(module)
         low, high = neighbours(tuple(counts), degree)
         low_ms, high_ms = (
             phase_ms(counts[at].phase(phase), self.hardware, quota * self.hardware.sms_per_slot) for at in (low, high)
@@ -108,16 +107,16 @@ class AnalyticCost(Cost):
             alone_ms = between_ms(low_ms, high_ms, low, high, degree)
         return alone_ms + (self.communication_ms(module, degree) if phase is Phase.BACKWARD else 0.0)
 
-    def _of(self, module: str) -> dict[int, ModuleCounts]:
+    def _by_degree(self, module: str) -> dict[int, ModuleCounts]:
         if module not in self._counts:
             raise InvalidProfileError(
                 f"no module {module!r} in this cost model; it knows {', '.join(self.names) or 'none'}: count it"
             )
         return self._counts[module]
 
-    def _at(self, module: str, degree: int) -> ModuleCounts:
+    def _counts_at(self, module: str, degree: int) -> ModuleCounts:
         """The counts of a degree, or of the next lower one, whose devices have more samples each."""
-        by_degree = self._of(module)
+        by_degree = self._by_degree(module)
         counted = tuple(by_degree)
         if not counted[0] <= degree <= counted[-1]:
             raise ValueError(

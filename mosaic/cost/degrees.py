@@ -1,9 +1,9 @@
-"""Data-parallel degrees that are measured, and those offered beside them: any whole number of ranks may be one.
+"""Data-parallel degrees to measure, and degrees between them to plan with.
 
-Measuring or counting every degree takes long, and times between two of them are smooth. So only powers of two and
-the number of devices are. Offered is each whole number between them up to 16, and beyond that four in each
-doubling (20, 24, 28, 32, 40, ...): neighbours differ by a quarter there at most, and an exact search of 32 degrees in
-the place of 20 takes five times as long.
+Measuring or counting every degree takes long, and times between two of them are smooth, so powers of two and the number
+of devices are measured. Plans may use every whole number between them up to 16, and beyond that four in each doubling
+(20, 24, 28, 32, 40, ...): neighbours differ by a quarter there at most, and an exact search of 32 degrees in the place
+of 20 takes five times as long.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ def degrees_to_measure(num_devices: int) -> tuple[int, ...]:
     return tuple(sorted({*powers, num_devices}))
 
 
-def degrees_between(known: Sequence[int]) -> tuple[int, ...]:
-    """Returns the degrees to offer where some are known, rising: these, and others between them."""
-    offered = set(known)
-    degree = min(known)
-    while degree < max(known):
+def degrees_between(sampled: Sequence[int]) -> tuple[int, ...]:
+    """Returns the degrees to offer, rising: the sampled ones, and others between them."""
+    offered = set(sampled)
+    degree = min(sampled)
+    while degree < max(sampled):
         offered.add(degree)
         degree += 1 if degree < _ALL_UP_TO else (1 << degree.bit_length() - 1) // 4
     return tuple(sorted(offered))
 
 
-def neighbours(known: Sequence[int], degree: int) -> tuple[int, int]:
-    """Returns the known degrees next to one, twice the same where it is known itself; ``known`` rises.
+def neighbours(sampled: Sequence[int], degree: int) -> tuple[int, int]:
+    """Returns the sampled degrees next to ``degree``, which is both if it is sampled; ``sampled`` rises.
 
     Raises:
         ValueError: It is below the least or above the greatest.
     """
-    if not known or not known[0] <= degree <= known[-1]:
-        raise ValueError(f"degree {degree} lies outside {', '.join(map(str, known)) or 'none'}")
-    return known[bisect_right(known, degree) - 1], known[bisect_left(known, degree)]
+    if not sampled or not sampled[0] <= degree <= sampled[-1]:
+        raise ValueError(f"degree {degree} lies outside {', '.join(map(str, sampled)) or 'none'}")
+    return sampled[bisect_right(sampled, degree) - 1], sampled[bisect_left(sampled, degree)]
 
 
 def between_ms(low_ms: float, high_ms: float, low: int, high: int, at: int) -> float:

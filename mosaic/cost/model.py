@@ -1,4 +1,4 @@
-"""The cost model that is made from a profile."""
+"""The cost model of a profile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CostModel(Cost):
 
         Args:
             surfaces: One for each module and phase; a module without a backward surface takes no time there.
-            memory: What modules keep, by name.
+            memory: Bytes that modules keep, by name.
             optimizer_bytes: State of the optimizer on each of a module's devices, by name; none where left out.
             peak_bytes: Most bytes in use during a phase above those before it, by degree.
             interference: Defaults to none.
@@ -53,10 +53,9 @@ class CostModel(Cost):
         A frozen module without backward samples takes no time in the backward pass.
 
         Args:
-            profile: What was measured.
-            optimizer_bytes: State of the optimizer for each parameter that trains: it is no part of a profile, which
-                is measured without one. 8 is AdamW in 32 bits, 12 the same with master weights, 4 plain momentum, 0
-                SGD. Every device of a module has all of it: nothing is sharded.
+            profile: Measurements of all modules.
+            optimizer_bytes: State of the optimizer for each parameter that trains, which a profile does not measure: 8
+                is AdamW in 32 bits, 12 the same with master weights, 4 plain momentum, 0 SGD. It is not sharded.
 
         Raises:
             InvalidProfileError: A module has no samples of a phase that it runs.
@@ -81,12 +80,11 @@ class CostModel(Cost):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Modules that it knows."""
         return tuple(module for module, phase in self._surfaces if phase is Phase.FORWARD)
 
     def degrees(self, module: str) -> tuple[int, ...]:
         """Returns the data-parallel degrees sampled in every phase of a module and those between them, rising."""
-        surfaces = self._of(module)
+        surfaces = self._surfaces_of(module)
         sampled = [d for d in surfaces[0].degrees if all(d in surface.degrees for surface in surfaces)]
         return tuple(degree for degree in degrees_between(sampled) if self._is_known(module, degree)) if sampled else ()
 
@@ -102,16 +100,16 @@ class CostModel(Cost):
         Raises:
             ValueError: The degree lies outside what was sampled.
         """
-        first, *others = (surface.quotas(degree) for surface in self._of(module))
+        first, *others = (surface.quotas(degree) for surface in self._surfaces_of(module))
         return tuple(quota for quota in first if all(quota in other for other in others))
 
     def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        self._of(module)
+        self._surfaces_of(module)
         surface = self._surfaces.get((module, phase))
         return 0.0 if surface is None else surface.time_ms(degree, quota)
 
     def memory_bytes(self, module: str, degree: int) -> int:
-        """Returns what it keeps, and the larger of both phases' peaks above that; 0 where nothing was measured."""
+        """Returns the kept bytes and the larger of both phases' peaks above them; 0 where nothing was measured."""
         memory = self._memory.get(module)
         activations = -(-memory.activation_bytes // degree) if memory else 0
         # A forward's peak already holds the activations that it leaves behind.
@@ -119,7 +117,7 @@ class CostModel(Cost):
         return self.kept_bytes(module, degree) + max(0, forward, self._peak(module, Phase.BACKWARD, degree))
 
     def kept_bytes(self, module: str, degree: int) -> int:
-        """Returns what stays resident, the optimizer's state, what libraries keep for its lane, and its activations."""
+        """Returns the bytes of parameters, gradients, the optimizer's state, the lane's libraries and activations."""
         memory = self._memory.get(module)
         if memory is None:
             return 0
@@ -132,7 +130,7 @@ class CostModel(Cost):
         below = [sampled for sampled in by_degree if sampled <= degree]
         return by_degree[max(below)] if below else max(by_degree.values(), default=0)
 
-    def _of(self, module: str) -> list[ScalingSurface]:
+    def _surfaces_of(self, module: str) -> list[ScalingSurface]:
         surfaces = [self._surfaces[module, phase] for phase in Phase if (module, phase) in self._surfaces]
         if (module, Phase.FORWARD) not in self._surfaces:
             raise InvalidProfileError(

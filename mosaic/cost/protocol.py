@@ -1,4 +1,4 @@
-"""The one interface through which time and memory of modules are asked for."""
+"""The interface of cost models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mosaic.profile import Phase
 
 
 class Cost(ABC):
-    """The questions that a solver asks of a cost model, measured or analytic (paper section 3.3).
+    """Time, memory and interference of modules, measured or analytic (paper section 3.3).
 
     Attributes:
         profile_fingerprint: Names the profile behind it; None where there is none.
@@ -21,19 +21,19 @@ class Cost(ABC):
 
     @abstractmethod
     def degrees(self, module: str) -> tuple[int, ...]:
-        """Returns the data-parallel degrees that may be asked for, rising."""
+        """Returns the available data-parallel degrees, rising."""
 
     @abstractmethod
     def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
-        """Returns the quotas in slots that may be asked for, rising."""
+        """Returns the available quotas in slots, rising."""
 
     @abstractmethod
     def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         """Returns the time of one phase alone on the device, in milliseconds.
 
         Raises:
-            InvalidProfileError: The module is not known.
-            ValueError: ``degree`` or ``quota`` lies outside what is known.
+            InvalidProfileError: The module is unknown.
+            ValueError: ``degree`` or ``quota`` is not available.
         """
 
     @abstractmethod
@@ -42,7 +42,7 @@ class Cost(ABC):
 
     @abstractmethod
     def kept_bytes(self, module: str, degree: int) -> int:
-        """Returns the bytes of those that it keeps on each device while other stages run; 0 where unknown."""
+        """Returns the part of ``memory_bytes`` that stays while other stages run; 0 where unknown."""
 
     def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Neighbours) -> float:
         """Returns what the neighbours on one device add to a phase, in milliseconds (paper Eq. 7's delta)."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from mosaic.cost.degrees import between_ms, neighbours
 from mosaic.errors import InvalidProfileError
-from mosaic.profile import Phase, Sample
+from mosaic.profile import Sample
 
 NOISE_FLOOR = 0.02
 """Share of a median within which a rise always counts as noise, however few measurements were taken."""
@@ -32,18 +32,19 @@ class ScalingSurface:
     down. An infeasible sample has no time, and neither has the range between it and the next feasible sample.
 
     Raises:
-        InvalidProfileError: No sample is feasible, two samples have the same point, or the samples are not all of one
-            module and phase.
+        InvalidProfileError: No sample is feasible.
     """
 
     def __init__(self, samples: Sequence[Sample]) -> None:
-        self.module, self.phase = _subject_of(samples)
+        self._subject = f"{samples[0].module!r} {samples[0].phase}"
         by_degree: dict[int, list[Sample]] = {}
         for sample in samples:
             by_degree.setdefault(sample.degree, []).append(sample)
         self._samples = {degree: sorted(by_degree[degree], key=lambda s: s.quota) for degree in sorted(by_degree)}
         feasible = {degree: [s for s in group if s.infeasible is None] for degree, group in self._samples.items()}
         self._curves = {degree: _curve(group) for degree, group in feasible.items() if group}
+        if not self._curves:
+            raise InvalidProfileError(f"{self._subject} ran at no quota: {samples[0].infeasible}")
         self._is_zero = all(s.median_ms == 0 for group in feasible.values() for s in group)
 
     @property
@@ -106,10 +107,6 @@ class ScalingSurface:
         is_sampled = right < len(samples) and samples[right].quota == quota
         near = samples[right : right + 1] if is_sampled else samples[max(0, right - 1) : right + 1]
         return next((sample.infeasible for sample in near if sample.infeasible is not None), None)
-
-    @property
-    def _subject(self) -> str:
-        return f"{self.module!r} {self.phase}"
 
 
 def _curve(samples: Sequence[Sample]) -> dict[int, float]:
@@ -174,23 +171,6 @@ def _is_within_spread(time_ms: float, sample: Sample) -> bool:
     first, third = sample.quartiles_ms
     median = sample.median_ms
     return min(first, median * (1 - NOISE_FLOOR)) <= time_ms <= max(third, median * (1 + NOISE_FLOOR))
-
-
-def _subject_of(samples: Sequence[Sample]) -> tuple[str, Phase]:
-    kinds = {(sample.module, sample.phase) for sample in samples}
-    if len(kinds) != 1:
-        listed = ", ".join(sorted(f"{module} {phase}" for module, phase in kinds)) or "no samples"
-        raise InvalidProfileError(f"a scaling surface is of one module and phase; the samples are of {listed}")
-    ((module, phase),) = kinds
-    points = sorted((sample.degree, sample.quota) for sample in samples)
-    twice = next((first for first, second in itertools.pairwise(points) if first == second), None)
-    if twice is not None:
-        raise InvalidProfileError(
-            f"{module!r} {phase} has two samples at degree {twice[0]}, quota {twice[1]}; keep one"
-        )
-    if all(sample.infeasible is not None for sample in samples):
-        raise InvalidProfileError(f"{module!r} {phase} ran at no quota: {samples[0].infeasible}")
-    return module, phase
 
 
 def _listed(values: Sequence[int]) -> str:

@@ -60,14 +60,14 @@ class Hardware(StrictFile):
     tf32_tflops: float
     """Dense peak of convolutions in float32, which torch runs in TF32 by default."""
     fp32_tflops: float
-    """Dense peak of matrix products in float32, and of all that is no matrix product."""
+    """Dense peak of matrix products in float32, and of vector operators."""
     fp64_tflops: float
     """Dense peak in float64."""
     memory_bytes: int
     memory_gb_per_s: float
     """Peak bandwidth of the memory, in 10^9 bytes a second."""
     sm_gb_per_s: float
-    """Most that one SM draws of it, in 10^9 bytes a second: what bounds a partition of few SMs."""
+    """Bandwidth that one SM can draw, in 10^9 bytes a second; it bounds a partition of few SMs."""
     launch_us: float
     """Time in which one thread of the host launches a kernel, in microseconds; on the host, calls an operator. A GPU
     works meanwhile: a kernel begins when it was launched and the one before it has ended."""
@@ -95,7 +95,7 @@ class Hardware(StrictFile):
         return self.num_sms // self.sms_per_slot
 
     def device(self) -> Device:
-        """Returns what a planner sees of it."""
+        """Returns the device as a planner sees it."""
         return Device(
             name=self.name,
             kind=self.kind,

@@ -52,7 +52,7 @@ def compare(
         search: Granularity and limits; ``COMPARED_LAYERS`` where it has 1 layer.
 
     Raises:
-        InfeasibleError: A module fits on no device, whoever plans.
+        InfeasibleError: A module fits on no device.
         ValueError: A method is unknown or named twice, or the cost model gives a negative time.
     """
     methods = compared_methods() if methods is None else methods

@@ -27,12 +27,11 @@ class SearchLimits:
 
     @property
     def is_stopped(self) -> bool:
-        """True if ``should_stop`` says so."""
         return self.should_stop is not None and self.should_stop()
 
 
 class Countdown:
-    """The rest of limits since the countdown was made; for one thread."""
+    """The effort and time left of limits, for one thread."""
 
     def __init__(self, limits: SearchLimits) -> None:
         self._ends = time.perf_counter() + limits.seconds
@@ -45,7 +44,7 @@ class Countdown:
 
     @property
     def left(self) -> float:
-        """Effort that is left, at most the seconds that are left; 0 when the search is to end."""
+        """Effort left, at most the seconds left; 0 ends the search."""
         if self._limits.is_stopped:
             return 0.0
         spent = self.spend(0.0) - self._before

@@ -153,7 +153,6 @@ _ALL = (
 )
 
 METHODS = {method.name: method for method in _ALL}
-"""By name."""
 
 
 def compared_methods() -> tuple[str, ...]:
@@ -167,11 +166,7 @@ def describe_methods() -> str:
 
 
 def method_of(name: str) -> Method:
-    """Returns a method by name.
-
-    Raises:
-        ValueError: The name is unknown; the message lists all.
-    """
+    """Returns a method by name; a ValueError lists all names."""
     if name not in METHODS:
         raise ValueError(unknown("method", name, METHODS))
     return METHODS[name]

@@ -1,4 +1,4 @@
-"""The ways in which one module can be deployed: how many devices, how many slots of each, and what it then takes.
+"""The ways to deploy one module: number of devices, slots of each, time and memory.
 
 Times are whole nanoseconds from here on: CP-SAT wants integers, and sums that compare the same in every order
 are what makes pruning and caching unable to change an answer.
@@ -25,21 +25,18 @@ class DeploymentOption:
     """One (degree, quota) of one module; paper section 3.3, Eq. 6."""
 
     degree: int
-    """Devices."""
     quota: int
-    """Slots on each of them."""
     forward_ns: int
-    """Forward time alone, in nanoseconds."""
+    """Time alone, as is ``backward_ns``."""
     backward_ns: int
-    """Backward time alone, in nanoseconds."""
     memory_bytes: int = 0
-    """Memory on each device while its stage runs, in bytes."""
+    """Memory on each device while its stage runs."""
     kept_bytes: int = 0
-    """The part of it that stays while other stages run: parameters, gradients, optimizer state, activations."""
+    """The part that stays while other stages run: parameters, gradients, optimizer state, activations."""
 
     @property
     def working_bytes(self) -> int:
-        """Memory on each device beyond what is kept, while its stage runs; in bytes."""
+        """The other part of ``memory_bytes``."""
         return self.memory_bytes - self.kept_bytes
 
     @property

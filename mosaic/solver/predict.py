@@ -23,7 +23,7 @@ _Runs = dict[str, tuple[tuple[int, ...], ...]]
 
 
 class PlacedTimes:
-    """Times of modules beside their neighbours; each is asked of the cost model once, which must not change."""
+    """Cached times of modules beside their neighbours; the cost model must not change."""
 
     def __init__(self, cost: Cost) -> None:
         self._cost = cost
@@ -31,7 +31,7 @@ class PlacedTimes:
         self._beside = cache(self._placed_ms)
 
     def of(self, choices: Mapping[str, Choice]) -> dict[str, Times]:
-        """Returns what each module of a stage takes.
+        """Returns the times of each module of a stage.
 
         Paper Eq. 7: of a module's devices the one with the worst neighbours decides, in each phase for itself.
         """
@@ -58,7 +58,7 @@ class PlacedTimes:
         return max(forward for forward, _ in times) + max(backward for _, backward in times)
 
     def total_ms(self, stages: Sequence[StageResult]) -> float:
-        """Returns what stages take one after the other, in milliseconds."""
+        """Returns the time of stages one after the other, in milliseconds."""
         return sum(self.stage_ms(stage.choices) for stage in stages)
 
     def _placed_ms(self, name: str, degree: int, quota: int, beside: _Beside) -> Times:
@@ -156,7 +156,7 @@ def retimed(plan: Plan, cost: Cost) -> Plan:
 
 
 def with_communication(plan: Plan, cost: RankedCost) -> Plan:
-    """Returns a plan that says which part of its times is communication; the times have it already."""
+    """Returns a plan with the communication in its times shown apart."""
 
     def with_shares(placed: Placement) -> Placement:
         sent, share = cost.communication(placed.module, placed.degree, placed.quota), placed.part.share

@@ -50,7 +50,7 @@ _SAME = 1e-6
 
 
 def check_method(method: str, plan: Plan | None = None) -> None:
-    """Raises ValueError unless the method is known, and no plan makes it needless."""
+    """Raises ValueError if the method is unknown, or set beside a plan."""
     method_of(method)
     if plan is not None and method != "auto":
         raise ValueError(f"a plan and method={method!r} were given; a plan runs as it is: leave one of them out")

@@ -18,14 +18,12 @@ Choice = tuple[DeploymentOption, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The devices that a stage has to fit on."""
+    """Equal devices that a stage has to fit on."""
 
     num_devices: int
-    """Devices, all alike."""
     num_slots: int
-    """Slots of each."""
     memory_bytes: int
-    """Memory of each in bytes; 0 where unknown, which then limits nothing."""
+    """Memory of each device; 0 limits nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

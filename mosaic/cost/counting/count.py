@@ -79,7 +79,7 @@ def count_module(
     sizes = survey.sizes
     likely = (max(sizes, key=lambda size: sizes[size]) if sizes else 0) if rows is None else rows
     batch = batch if likely else None
-    known: LayerCounts = {} if layers is None else layers
+    counts: LayerCounts = {} if layers is None else layers
 
     def run(on_meta: bool) -> tuple[nn.Module, Tally, _Results]:
         fake_mode = None if on_meta or with_data else FakeTensorMode(allow_non_fake_inputs=True)
@@ -92,7 +92,7 @@ def count_module(
         if target == "host" and autocast is not None:
             functions = torch.autocast("cpu", autocast)
         recorder = Recorder()
-        repeated = nullcontext() if with_data else RepeatedLayers(recorder, known, (target, autocast)).replaced(fake)
+        repeated = nullcontext() if with_data else RepeatedLayers(recorder, counts, (target, autocast)).replaced(fake)
         tally = Tally((*fake.parameters(), *fake.buffers()))
         recorder.tallies.append(tally)
         with torch.device("meta") if on_meta else fake_mode or nullcontext(), repeated:

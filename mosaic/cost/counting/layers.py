@@ -74,12 +74,12 @@ class RepeatedLayers:
 
     Args:
         recorder: Receives operators and memory.
-        known: Counts so far.
+        counts: Counts so far.
         settings: Whatever else makes two calls different, such as the format of autocast.
     """
 
-    def __init__(self, recorder: Recorder, known: LayerCounts, settings: Hashable) -> None:
-        self._recorder, self._known, self._settings = recorder, known, settings
+    def __init__(self, recorder: Recorder, counts: LayerCounts, settings: Hashable) -> None:
+        self._recorder, self._counts, self._settings = recorder, counts, settings
 
     @contextmanager
     def replaced(self, module: nn.Module) -> Iterator[None]:
@@ -105,9 +105,9 @@ class RepeatedLayers:
         autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         state = (torch.is_grad_enabled(), autocast, self._settings)
         key = (makeup, str(tree), _sizes(leaves), state)
-        if key not in self._known:
-            self._known[key] = self._count(layer, run, leaves, tree)
-        counted = self._known[key]
+        if key not in self._counts:
+            self._counts[key] = self._count(layer, run, leaves, tree)
+        counted = self._counts[key]
         return run(*args, **kwargs) if counted is None else self._stand_in(layer, counted, tensors_of(leaves))
 
     def _count(self, layer: nn.Module, run: Callable[..., Any], leaves: Sequence[Any], tree: Any) -> _Counted | None:

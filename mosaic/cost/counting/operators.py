@@ -154,7 +154,7 @@ class LiveMemory:
         self.live_bytes = 0
         self.peak_bytes = 0
         self._resident = [tensor.untyped_storage() for tensor in resident]  # held, so that no id is used again
-        self._known: dict[int, int] = {id(storage): 0 for storage in self._resident}
+        self._bytes_of: dict[int, int] = {id(storage): 0 for storage in self._resident}
 
     def start_phase(self) -> None:
         """Forgets the peak so far."""
@@ -164,8 +164,8 @@ class LiveMemory:
         """Counts a tensor's storage until it dies."""
         storage = tensor.untyped_storage()
         key = id(storage)
-        if key not in self._known:
-            self._known[key] = storage.nbytes()
+        if key not in self._bytes_of:
+            self._bytes_of[key] = storage.nbytes()
             self.live_bytes += storage.nbytes()
             self.touch(0)
             weakref.finalize(storage, self._drop, key).atexit = False
@@ -177,11 +177,11 @@ class LiveMemory:
     def release(self, tensor: torch.Tensor) -> None:
         """Stops counting a tensor that from now on is counted elsewhere."""
         key = id(tensor.untyped_storage())
-        self.live_bytes -= self._known.get(key, 0)
-        self._known[key] = 0
+        self.live_bytes -= self._bytes_of.get(key, 0)
+        self._bytes_of[key] = 0
 
     def _drop(self, key: int) -> None:
-        self.live_bytes -= self._known.pop(key, 0)
+        self.live_bytes -= self._bytes_of.pop(key, 0)
 
 
 class Tally:

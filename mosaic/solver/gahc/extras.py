@@ -26,7 +26,7 @@ class PairwiseExtras:
         # Bound to this object, unlike a decorator on the method, which would keep every object alive.
         self.ns = cache(self._ns)
         self._worst_ns = cache(self._worst_of_pair)
-        self._blows = cache(self._blows_of)
+        self._disturbances = cache(self._disturbances_of)
 
     def _ns(self, name: str, option: DeploymentOption, beside: str, quota: int) -> int:
         """Forward and backward together (Eq. 7's delta)."""
@@ -43,19 +43,19 @@ class PairwiseExtras:
         return max(self.ns(name, option, beside, quota) for quota in self._quotas[beside])
 
     def as_neighbour(self, name: str, quota: int) -> int:
-        """Returns the least quota at which ``name`` disturbs everybody exactly as it does at ``quota``."""
-        blow = self._blows(name)[quota]
-        return next(other for other in self._quotas[name] if np.array_equal(self._blows(name)[other], blow))
+        """Returns the least quota at which ``name`` disturbs all others exactly as it does at ``quota``."""
+        added_ns = self._disturbances(name)[quota]
+        return next(other for other in self._quotas[name] if np.array_equal(self._disturbances(name)[other], added_ns))
 
     def is_gentler(self, name: str, quota: int, than: int) -> bool:
-        """Returns whether ``name`` disturbs nobody more at ``quota`` than at the quota ``than``."""
-        blows = self._blows(name)
-        return bool(np.all(blows[quota] <= blows[than]))
+        """Returns whether ``name`` disturbs no other module more at ``quota`` than at the quota ``than``."""
+        added_ns = self._disturbances(name)
+        return bool(np.all(added_ns[quota] <= added_ns[than]))
 
-    def _blows_of(self, name: str) -> dict[int, NDArray[np.int64]]:
-        victims = [(other, option) for other in self._options if other != name for option in self._options[other]]
+    def _disturbances_of(self, name: str) -> dict[int, NDArray[np.int64]]:
+        affected = [(other, option) for other in self._options if other != name for option in self._options[other]]
         return {
-            quota: np.array([self.ns(other, option, name, quota) for other, option in victims], dtype=np.int64)
+            quota: np.array([self.ns(other, option, name, quota) for other, option in affected], dtype=np.int64)
             for quota in self._quotas[name]
         }
 

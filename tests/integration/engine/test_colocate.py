@@ -58,7 +58,7 @@ def test_a_profile_of_another_device_or_model_is_refused(model: TwoTowers):
         model, sample=pair_batch(), backend=HostBackend(num_slots=1), options=mosaic.Options(profiling=FAST)
     ).profile
     assert profile is not None
-    with pytest.raises(InvalidProfileError, match="profile again on this device"):
+    with pytest.raises(InvalidProfileError, match="2 slots; profile again"):
         mosaic.colocate(
             model, sample=pair_batch(), options=mosaic.Options(profile=profile), backend=HostBackend(num_slots=2)
         )
