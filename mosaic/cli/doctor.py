@@ -173,11 +173,8 @@ def _examine_driver(diagnosis: Diagnosis) -> None:
                 remedy = "update the driver (CUDA 12.5 or newer); green contexts also need a 64-bit Linux"
                 diagnosis.find("error", f"device {device.ordinal} cannot be split into slots: {error}", remedy)
     except BackendUnavailableError as error:
-        remedy = (
-            "nothing without an NVIDIA GPU; else install its driver (CUDA 12.5 or newer), start the container with "
-        )
-        remedy += "its GPUs, and look at CUDA_VISIBLE_DEVICES"
-        diagnosis.find("note", str(error), remedy)
+        remedy = "install its driver (CUDA 12.5 or newer), start the container with GPUs, check CUDA_VISIBLE_DEVICES"
+        diagnosis.find("note", str(error), f"nothing without an NVIDIA GPU; else {remedy}")
     except CudaError as error:
         remedy = "see whether `nvidia-smi` works, then `dmesg`; reboot, above all after an update of the driver"
         diagnosis.find("error", str(error), remedy)

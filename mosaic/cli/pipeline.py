@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,9 +13,11 @@ from tyro.conf import arg
 from mosaic.artifact import save, write_text
 from mosaic.cli.context import mask_function
 from mosaic.cli.options import Json, console_beside, write_json
+from mosaic.context import CONTEXT_METHODS
 from mosaic.errors import unknown
 from mosaic.hardware import find_cluster
 from mosaic.pipelining.baselines import BASELINES
+from mosaic.pipelining.cuts import PARTITION_METHODS
 from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.orders import DEFAULT_METHOD, METHODS, OrderLimits
 from mosaic.pipelining.partition import Request
@@ -25,6 +28,7 @@ from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ms
 from mosaic.pipelining.torch_csv import baseline_of_csv, to_torch_csv
 from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines, pipeline_table
 
+_PARTITIONS = ("auto", *PARTITION_METHODS)
 _BASELINES = arg(
     metavar="NAME",
     help=f"Baselines to show beside it: {', '.join(BASELINES)}, or torch's .csv; none with --baselines alone.",
@@ -46,8 +50,7 @@ class PipelineCommand:
     """Devices that share each sequence."""
     mask: Annotated[str | None, arg(metavar="causal|FILE:FUNCTION")] = None
     """The mask of a backbone's sequences, as for --context alone; by default the model's."""
-    share: str = "lpt"
-    """The load balancer of a sequence's blocks."""
+    share: Annotated[str, arg(help=f"Load balancer of a sequence's blocks: {', '.join(CONTEXT_METHODS)}.")] = "lpt"
     data: int = 1
     """Data-parallel copies of the pipeline."""
     model: Annotated[str, arg(metavar="zoo:NAME-SIZE[:BATCH]|FILE:FACTORY")] = "zoo:qwen3-vl-paper"
@@ -59,10 +62,8 @@ class PipelineCommand:
     """Microbatches of the step, unless FILE:FACTORY returns a list of them."""
     seed: int = 0
     """Seed of the search."""
-    partition: str = PlannerOptions().partition
-    """Partitioner of layers."""
-    method: str = DEFAULT_METHOD
-    """Search method of orders."""
+    partition: Annotated[str, arg(help=f"Partition of layers: {', '.join(_PARTITIONS)}.")] = PlannerOptions().partition
+    method: Annotated[str, arg(help=f"Search method of orders: {', '.join(METHODS)}.")] = DEFAULT_METHOD
     seconds: float = 5.0
     """Effort of the search, in about seconds of a core. Steps are counted, so the load does not change the plan. Ten
     times as many seconds of the clock end every search."""
@@ -78,16 +79,14 @@ class PipelineCommand:
     json: Json = None
 
     def execute(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(unknown("method", self.method, METHODS))
-        request, microbatches, machine, space = self._job()
-        options = PlannerOptions(
-            partition=self.partition,
-            method=self.method,
-            limits=OrderLimits(effort=self.seconds, seconds=10 * self.seconds, threads=self.threads, seed=self.seed),
-        )
+        for kind, name, table in (("method", self.method, METHODS), ("partition", self.partition, _PARTITIONS)):
+            if name not in table:
+                raise ValueError(unknown(kind, name, table))
+        limits = OrderLimits(effort=self.seconds, seconds=10 * self.seconds, threads=self.threads, seed=self.seed)
+        options = PlannerOptions(partition=self.partition, method=self.method, limits=limits)
         tables = [name for name in self.baselines if name.endswith(".csv")]
         files = {name: baseline_of_csv(name, Path(name).read_text(encoding="utf-8")) for name in tables}
+        request, microbatches, machine, space = self._job()
         contenders = contend(request, microbatches, space=space, names=self.baselines, table={**BASELINES, **files})
         planned = plan_step(request, microbatches, space=space, options=options, contenders=contenders)
         if self.output.suffix == ".csv":
@@ -125,6 +124,8 @@ class PipelineCommand:
 
         if self.microbatches < 1:
             raise ValueError(f"microbatches={self.microbatches}; a step has at least one")
+        if self.memory_gb is not None and not 0 < self.memory_gb < math.inf:
+            raise ValueError(f"memory_gb={self.memory_gb}; use a number above 0")
         degrees = Degrees(tensor=self.tensor, pipeline=self.pipeline, data=self.data, context=self.context)
         count = degrees.num_devices
         cluster = find_cluster(self.device, count if count <= 8 else -(-count // 8) * 8)

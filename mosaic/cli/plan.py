@@ -25,6 +25,7 @@ from mosaic.profile import Profile
 from mosaic.report.figure import save_figure
 from mosaic.report.plan_view import plan_figure, plan_table
 from mosaic.report.table import comparison_table
+from mosaic.solver.instance import MAX_DEVICES, Instance, TableCost
 from mosaic.solver.methods import method_of
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class PlanCommand:
 
     FILE is a profile of `mosaic profile`, or an instance: a machine and modules with their option tables, written by
     hand (the format is in docs/planning.md). It needs neither torch nor a GPU. --model counts the model's operators for
-    --device and runs nothing: it needs no GPU, and --gpus may be any number. --pipeline RANKS plans a step of a
-    pipeline instead: see `mosaic plan --pipeline 4 --help`. --context RANKS divides one sequence over ranks.
+    --device and runs nothing: it needs no GPU. --pipeline RANKS plans a step of a pipeline instead: see `mosaic plan
+    --pipeline 4 --help`. --context RANKS divides one sequence over ranks.
     """
 
     file: Annotated[tyro.conf.Positional[Path | None], arg(metavar="FILE")] = None
@@ -130,6 +131,8 @@ def find_basis(command: PlanCommand) -> Basis:
     """
     if (command.file is None) == (command.model is None):
         raise ValueError("give either FILE, a profile or an instance, or --model FILE:FACTORY; not both")
+    if command.gpus is not None and not 1 <= command.gpus <= MAX_DEVICES:
+        raise ValueError(f"gpus={command.gpus}; use 1 to {MAX_DEVICES}")
     if command.model is not None:
         return _counted(command.model, command.device or "h100-80g", command)
     assert command.file is not None
@@ -140,8 +143,6 @@ def find_basis(command: PlanCommand) -> Basis:
                 f"the file, or leave --{name} out"
             )
     if _is_instance(command.file):
-        from mosaic.solver.instance import Instance, TableCost
-
         instance = load(Instance, command.file)
         graph, device, count = instance.graph, instance.device, instance.num_devices
         if command.gpus not in (None, count):

@@ -115,7 +115,7 @@ def _from_zoo(where: str, device: torch.device, sample_device: torch.device) -> 
         model = models.build(name, size, device=device)
         selected_tasks = tasks.split(",") if tasks else None
         sample = models.make_batch(name, size, batch=count, device=sample_device, tasks=selected_tasks)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # RuntimeError: a batch that torch cannot allocate
         raise ValueError(f"{where!r} is not zoo:NAME-SIZE: {error}") from error
     return Workload(model, sample, models.loss_of, models.find_model(name).modules, count)
 

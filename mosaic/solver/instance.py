@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
-from mosaic.artifact import Ge, StrictFile
+from mosaic.artifact import Ge, Le, StrictFile
 from mosaic.cost.interference import Interference
 from mosaic.cost.protocol import Cost
 from mosaic.device import Device
 from mosaic.graph import Edge, ModuleGraph, ModuleNode
 from mosaic.profile import Phase
+
+MAX_DEVICES = 4096
+"""Devices of a plan: a search takes seconds at this number, and grows with it."""
+MAX_SLOTS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +80,8 @@ class Instance(StrictFile):
     name: str
     source: str = ""
     """Source of its numbers: ``simulated`` or ``measured``, and how."""
-    num_devices: Annotated[int, Ge(1)]
-    num_slots: Annotated[int, Ge(1)]
+    num_devices: Annotated[int, Ge(1), Le(MAX_DEVICES)]
+    num_slots: Annotated[int, Ge(1), Le(MAX_SLOTS)]
     """Slots of each device."""
     memory_bytes: Annotated[int, Ge(0)] = 0
     """Memory of each device in bytes; 0 limits nothing."""

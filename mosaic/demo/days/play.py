@@ -103,7 +103,7 @@ class Run:
         self._day, self._say, self._is_killed = node.day, node.say, False
         now = f"{datetime.combine(node.date + timedelta(days=1), clock).isoformat()}Z"
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "mosaic", "retrain", "run", str(node.path), "--now", now],
+            [sys.executable, "-P", "-m", "mosaic", "retrain", "run", str(node.path), "--now", now],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

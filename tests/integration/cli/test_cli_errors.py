@@ -25,6 +25,7 @@ WRONG = [
     (2, "profile --model zoo:clip", "it names no size; clip has tiny, gpu, paper, public"),
     (2, "profile --model zoo:clip-huge", "unknown size of clip 'huge'; choose one of: tiny, gpu, paper"),
     (2, "profile --model zoo:clip-tiny:0", "asks for a batch of '0'"),
+    (2, "profile --model zoo:clip-tiny:99999999999999999", "Storage size calculation overflowed"),
     # profile
     (2, "profile --model {FILE}:make_small --degrees 0", "degrees from 1 on"),
     (2, "profile --model {FILE}:make_small --degrees 2 --cluster abacus", "unknown device 'abacus'"),
@@ -33,6 +34,7 @@ WRONG = [
     (2, "plan", "give either FILE"),
     (2, "plan --model {FILE}:make --device h99", "unknown device 'h99'"),
     (2, "plan --model {FILE}:make --device h100-80g --gpus 0", "gpus=0"),
+    (2, "plan --model {FILE}:make --gpus 100000000000", "gpus=100000000000; use 1 to 4096"),
     (2, "plan --model {FILE}:make --device h100-80g --time-limit -1", "effort=-1"),
     (2, "plan profile.json --dtype bfloat16", "give --model instead of the file, or leave --dtype out"),
     (2, "plan --model {FILE}:make --picture plan.jpg", "ends in '.jpg'; use .png or .svg"),
@@ -42,6 +44,8 @@ WRONG = [
     (2, "plan --context 2 --mask sparse", "'sparse' is not FILE:FUNCTION; write it as train.py:make, or causal"),
     (2, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --partition diagonal", "unknown partition 'diagonal'"),
     (2, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --microbatches 0", "microbatches=0; a step has at least one"),
+    (2, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --memory-gb 0", "memory_gb=0.0; use a number above 0"),
+    (2, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --memory-gb nan", "memory_gb=nan; use a number above 0"),
     (2, "plan --pipeline 100 --model zoo:qwen3-vl-tiny", "layers for 100 ranks"),
     (2, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --share luck", "unknown load balancer 'luck'; choose one of: lpt"),
     (

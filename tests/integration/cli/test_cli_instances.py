@@ -60,6 +60,12 @@ def test_no_plan_is_exit_code_3_with_the_reasons_and_no_file(file, capsys):
     assert not Path("plan.json").exists()
 
 
+@pytest.mark.parametrize("field", ["num_devices", "num_slots"])
+def test_a_machine_that_no_search_can_hold_is_refused(file, field, capsys):
+    assert run(["plan", changed(file, lambda raw: raw.update({field: 10**9}))]) == 1
+    assert f"{field}: Input should be less than or equal to" in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_plan_does_not_replace_the_instance_and_a_folder_is_refused_before_the_search(file, tmp_path, capsys):
     before = file.read_text()
     for option in ("--json", "--output"):
