@@ -51,7 +51,7 @@ def timeline_figure(
         axis += f"\nthe plan predicted {ms_text(plan.predicted_ms)} ms a step for the modules alone (not measured)"
     return lane_figure(
         [_panel(timeline, drawn, colors) for timeline, drawn in zip(timelines, steps, strict=True)],
-        title="What ran when (measured)",
+        title="Timeline (measured)",
         subtitle=subtitle,
         legend=entries,
         axis=axis,

@@ -206,7 +206,7 @@ def read_recipe(path: Path) -> Recipe:
         raise InvalidRecipeError(
             f"cannot read {path}: {error.strerror}; make a folder with a recipe by `mosaic retrain init FOLDER`"
         ) from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidRecipeError(f"{path}: not valid TOML: {error}") from error
     except InvalidFileError as error:
         raise InvalidRecipeError(str(error)) from error

@@ -94,6 +94,11 @@ def test_rolling_back_goes_to_the_version_before_also_if_lines_are_torn(folder: 
     assert whole in folder.history.read_bytes()
 
 
+def test_the_status_names_a_champion_that_is_gone(folder: Folder):
+    (folder.versions / "0003").rename(folder.path / "elsewhere")
+    assert "version 0003 is gone: restore versions/0003" in "\n".join(steering.status_of(folder.path))
+
+
 def test_a_promotion_by_a_person_sets_the_anchor_too(folder: Folder):
     steering.promote(folder.path, "1")
     assert (versions.linked(folder, "champion"), versions.linked(folder, "anchor")) == ("0001", "0001")

@@ -61,6 +61,9 @@ def test_a_folder_without_a_recipe_says_how_to_make_one(tmp_path: Path):
     assert command_line(["retrain", "run", str(tmp_path)]) == 2
     with pytest.raises(InvalidRecipeError, match="mosaic retrain init"):
         read_recipe(tmp_path / "retrain.toml")
+    (tmp_path / "retrain.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidRecipeError, match=r"retrain.toml: not valid TOML"):
+        read_recipe(tmp_path / "retrain.toml")
 
 
 def at(text: str) -> datetime:
