@@ -54,8 +54,7 @@ class PipelineCommand:
     data: int = 1
     """Data-parallel copies of the pipeline."""
     model: Annotated[str, arg(metavar="zoo:NAME-SIZE[:BATCH]|FILE:FACTORY")] = "zoo:qwen3-vl-paper"
-    """A model of the zoo, with a batch of 1 by default; or a user's function, which returns a torch model and a
-    microbatch as a dict of keywords, or a list of all microbatches of a step."""
+    """Model of the zoo, by default with a batch of 1; or a function that returns a model and microbatches."""
     device: str = "h100-80g"
     """A described device, by name or file."""
     microbatches: int = 16
@@ -65,8 +64,7 @@ class PipelineCommand:
     partition: Annotated[str, arg(help=f"Partition of layers: {', '.join(_PARTITIONS)}.")] = PlannerOptions().partition
     method: Annotated[str, arg(help=f"Search method of orders: {', '.join(METHODS)}.")] = DEFAULT_METHOD
     seconds: float = 5.0
-    """Effort of the search, in about seconds of a core. Steps are counted, so the load does not change the plan. Ten
-    times as many seconds of the clock end every search."""
+    """Seconds of an idle core for the search, which counts steps; ten times as many seconds end it."""
     threads: int = 1
     """Threads of the search."""
     memory_gb: float | None = None

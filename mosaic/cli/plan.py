@@ -39,9 +39,9 @@ class PlanCommand:
     """Solve for temporal stages and slot quotas, from a file or from a model's operators.
 
     FILE is a profile of `mosaic profile`, or an instance: a machine and modules with their option tables, written by
-    hand (the format is in docs/planning.md). It needs neither torch nor a GPU. --model counts the model's operators for
-    --device and runs nothing: it needs no GPU. --pipeline RANKS plans a step of a pipeline instead: see `mosaic plan
-    --pipeline 4 --help`. --context RANKS divides one sequence over ranks.
+    hand (the format is in docs/planning.md). It needs neither torch nor a GPU. With --model operators are counted for
+    the described device, and nothing runs. With --pipeline RANKS a step of a pipeline is planned instead, with options
+    of its own (see `mosaic plan --pipeline 4 --help`); with --context RANKS one sequence is divided over ranks.
     """
 
     file: Annotated[tyro.conf.Positional[Path | None], arg(metavar="FILE")] = None
@@ -54,12 +54,9 @@ class PlanCommand:
     dtype: DtypeName = None
     method: Method = "auto"
     time_limit: float = 10.0
-    """Seconds of an idle core after which exact, gahc and auto return the best plan so far; exact and auto with a bound
-    on the optimum. Search steps are counted, so the load does not change the plan. Ten times as many seconds of the
-    clock end every search, and the first Ctrl-C ends it at once, with exit code 130."""
+    """Seconds of an idle core for the search, which counts steps; ten times as many seconds, or Ctrl-C, end it."""
     explain_gain: bool = False
-    """With --model: also explain the predicted gain: each module's bound, the step one module at a time, with the plan,
-    and at best. --json has the explanation instead of the plan."""
+    """With --model: also explain the predicted gain. --json has the explanation instead of the plan."""
     compare: bool = False
     """Also show the plans of Megatron, DistMM, Spindle and others, under the same predictions."""
     output: Path = Path("plan.json")

@@ -27,8 +27,7 @@ class ProfileCommand:
     quotas: Literal["tenths", "all"] | tuple[int, ...] = "tenths"
     """Quotas to measure: tenths of the device, all, or numbers of slots such as 1 2 4."""
     degrees: tuple[int, ...] = (1,)
-    """Data-parallel degrees, such as 1 2 3. Degrees above 1 combine the time of a share of the batch here with a
-    communication model."""
+    """Data-parallel degrees, such as 1 2 3; those above 1 add modelled communication to the time of a share here."""
     cluster: str | None = None
     """Devices and links of higher degrees: a name such as h100-80g, or a .json file; by default its usual links."""
     cache: Path | None = None

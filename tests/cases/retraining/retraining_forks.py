@@ -98,7 +98,7 @@ class _Workers(workers.Workers):
     def _start(self, command: list[str], more: Mapping[str, str]) -> Any:
         def work() -> None:
             os.environ.update(more)
-            sys.argv = command[2:]
+            sys.argv = command[3:]
             worker.main()
 
         return Fork(work)

@@ -46,7 +46,7 @@ class Inside:
 
     def __init__(self, command: list[str]) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", command[2:])
+            patch.setattr(sys, "argv", command[3:])
             with pytest.raises(SystemExit) as ended:
                 worker.main()
         self.returncode = int(ended.value.code or 0)
