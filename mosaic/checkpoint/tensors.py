@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -77,14 +78,15 @@ def open_tensors(path: Path) -> Any:
 
 def open_weights(path: Path, stack: ExitStack) -> dict[str, Any]:
     """Opens a plain file, or the files of a folder; returns the open file of each tensor, by the tensor's name."""
-    paths = [path]
-    if path.is_dir():
-        paths = sorted(path.glob(f"*{SUFFIX}"))
-        if (path / INDEX).exists():
+    paths = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    if (path / INDEX).exists():
+        try:
             weight_map = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
             paths = [path / name for name in sorted(set(weight_map.values()))]
-        if not paths:
-            raise InvalidCheckpointError(f"{path} has no {SUFFIX} file; pass a file or folder that has one")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise InvalidFileError(f"{path / INDEX} is not an index of weights: {error!r}; save them again") from error
+    if not paths:
+        raise InvalidCheckpointError(f"{path} has no {SUFFIX} file; pass a file or folder that has one")
     files = [stack.enter_context(open_tensors(each)) for each in paths]
     return {name: file for file in files for name in file.keys()}  # noqa: SIM118  # no dict
 
@@ -111,8 +113,11 @@ class StoredTensors:
 
 def extract_weights(checkpoint: Path, path: Path) -> int:
     """Writes the weights of an intact checkpoint as one plain file, atomically; returns the number of tensors."""
+    path = path.resolve()  # a link stays a link
     aside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     try:
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is not a regular file")
         path.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             stored = StoredTensors(checkpoint, stack)
@@ -139,8 +144,7 @@ class ModelTensors:
     @staticmethod
     def of(model: nn.Module) -> ModelTensors:
         own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        first: dict[int, str] = {}
-        state = model.state_dict(keep_vars=True)
+        first, state = dict[int, str](), model.state_dict(keep_vars=True)
         for name, tensor in state.items():
             if id(tensor) not in own:
                 raise UnsupportedModelError(
@@ -194,9 +198,7 @@ class Overlap:
         """Refuses the file of another model by its differences; with ``partial``, one without a fitting tensor."""
         differing = [f"{name} is only in the file" for name in self.gone]
         differing += [f"{name} is only in the model" for name in self.new]
-        differing += [
-            f"{name} is {saved} in the file and {own} in the model" for name, (saved, own) in self.changed.items()
-        ]
+        differing += [f"{key} is {old} in the file and {own} in the model" for key, (old, own) in self.changed.items()]
         if differing and not (partial and self.sources):
             more = f"; and {len(differing) - 8} more" if len(differing) > 8 else ""
             remedy = "no tensor fits" if partial else "build the model that was saved, or load its exported weights"

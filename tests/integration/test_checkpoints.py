@@ -19,7 +19,7 @@ from mosaic.checkpoint import checkpointer
 from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.cli.main import run as mosaic
-from mosaic.errors import InvalidCheckpointError, InvalidFileError, UnsupportedModelError
+from mosaic.errors import InvalidCheckpointError, InvalidFileError, MosaicError, UnsupportedModelError
 
 
 class Tied(nn.Module):
@@ -146,6 +146,21 @@ def test_weights_go_to_a_plain_file_and_come_from_one_or_several(tmp_path: Path)
             assert torch.equal(other.body.weight, model.body.weight)
             expected = model.body.bias.bfloat16().float() if path == parts else model.body.bias
             assert torch.equal(other.body.bias, expected)
+
+
+def test_an_export_replaces_no_device_and_no_link_and_a_damaged_index_is_named(tmp_path: Path):
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "weights.safetensors"
+    os.mkfifo(pipe)
+    link.symlink_to(target)
+    with pytest.raises(MosaicError, match="pipe: it is not a regular file"):
+        Checkpointer(Tied()).export(pipe)
+    Checkpointer(Tied()).export(link)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    for text in ("{}", "[1", '{"weight_map": 3}'):
+        (tmp_path / "model.safetensors.index.json").write_text(text)
+        with pytest.raises(InvalidFileError, match="is not an index of weights"):
+            Checkpointer(Tied()).load_weights(tmp_path)
 
 
 def test_weights_of_another_model_are_refused_and_nothing_is_changed(tmp_path: Path):
