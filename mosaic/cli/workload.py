@@ -50,6 +50,9 @@ class Loop:
         for _ in range(count):
             start = time.perf_counter()
             loss = self._workload.loss(self._call())
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                text = f"of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+                raise MosaicError(f"the loss is {text}; let the factory return a function to a scalar tensor")
             if self._optimizer is not None:
                 loss.backward()
                 self._optimizer.step()
@@ -94,6 +97,8 @@ def load_workload(
     if not isinstance(sample, dict | list | tuple | torch.Tensor):
         kind = type(sample).__name__
         raise MosaicError(f"{where} returned a sample of type {kind}; use a dict, tuple, list or tensor")
+    if loss and not callable(loss[0]):
+        raise MosaicError(f"{where} returned a loss of type {type(loss[0]).__name__}; use a function of the output")
     return Workload(model, sample, *(loss or [mean_square]))
 
 

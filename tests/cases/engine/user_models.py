@@ -42,5 +42,13 @@ def nothing_to_place() -> tuple[nn.Module, Any]:
     return nn.Linear(4, 4), torch.randn(2, 4)
 
 
+def loss_of_rows() -> tuple[nn.Module, Any, Any]:
+    return *make(4), lambda output: output
+
+
+def loss_of_no_kind() -> tuple[nn.Module, Any, Any]:
+    return *make(4), 0.5
+
+
 def narrow() -> tuple[nn.Module, Any]:
     return Two(), {"a": torch.randn(4, 31), "b": torch.randn(4, 16)}

@@ -56,6 +56,8 @@ WRONG = [
     (3, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --seconds 0.2 --memory-gb 0.00001", "what would help"),
     # run and bench
     (2, "run --model zoo:clip-tiny --steps 0", "steps=0; use 1 or more"),
+    (1, "run --model {FILE}:loss_of_rows", "the loss is of shape (4, 8); let the factory return a function"),
+    (1, "run --model {FILE}:loss_of_no_kind", "returned a loss of type float; use a function of the output"),
     (4, "bench pool", "needed: an NVIDIA driver"),
     (2, "bench pool --backend host:1", "device 1 is not there"),
     (2, "bench pool --backend host --seconds -1", "a budget is not negative"),
