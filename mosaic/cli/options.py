@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,10 +30,7 @@ _MODEL = arg(
 Model = Annotated[str, _MODEL]
 OptionalModel = Annotated[str | None, _MODEL]
 Json = Annotated[Path | None, arg(metavar="FILE", help="Also write the result as JSON; - for standard output.")]
-Strict = Annotated[
-    bool,
-    arg(help="Fail if other processes used over a tenth of the CPU, instead of marking the result."),
-]
+Strict = Annotated[bool, arg(help="Fail if other processes used over a tenth of the CPU, instead of marking results.")]
 BackendName = Annotated[
     str | None,
     arg(metavar="NAME", help="The device: host, cuda, or cuda:1; by default that of the model, or a GPU if present."),
@@ -46,8 +44,7 @@ DtypeName = Annotated[
     arg(
         help="With --model: the number format to count in; "
         + "; ".join(f"{name}: {description}" for name, description in PRECISIONS.items())
-        + ". By default a factory's model as it was made, and one of the zoo's in bfloat16 for a GPU, in float32 for "
-        "the host."
+        + ". By default that of a factory's model; for the zoo's bfloat16 on a GPU and float32 on the host."
     ),
 ]
 
@@ -57,12 +54,19 @@ def takes_stdout(target: Path | None) -> bool:
     return target is not None and str(target) == "-"
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Continues without a reader, since files are still to be written."""
+        with suppress(SystemExit):
+            super().on_broken_pipe()
+
+
 def console_beside(target: Path | None) -> Console:
     """Returns the console: standard error if standard output holds the JSON, silent with ``--quiet``.
 
     In a pipe or a file, tables are as wide as they need.
     """
-    console = Console(stderr=takes_stdout(target), quiet=logging.getLogger("mosaic").level >= logging.ERROR)
+    console = _Console(stderr=takes_stdout(target), quiet=logging.getLogger("mosaic").level >= logging.ERROR)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 160
     return console

@@ -135,10 +135,7 @@ def find_basis(command: PlanCommand) -> Basis:
     assert command.file is not None
     for name, value in (("device", command.device), ("dtype", command.dtype), ("explain-gain", command.explain_gain)):
         if value:
-            raise ValueError(
-                f"--{name} is about a model's operators, and {command.file} has only times: give --model instead of "
-                f"the file, or leave --{name} out"
-            )
+            raise ValueError(f"{command.file} has only times: give --model instead of the file, or leave --{name} out")
     if _is_instance(command.file):
         instance = load(Instance, command.file)
         graph, device, count = instance.graph, instance.device, instance.num_devices

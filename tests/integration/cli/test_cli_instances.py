@@ -60,6 +60,15 @@ def test_no_plan_is_exit_code_3_with_the_reasons_and_no_file(file, capsys):
     assert not Path("plan.json").exists()
 
 
+def test_a_reader_that_closes_its_pipe_loses_no_file(file):
+    code = f"from mosaic.cli.main import run; raise SystemExit(run(['plan', {str(file)!r}, '--picture', 'plan.svg']))"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.close()
+    _, printed = child.communicate(timeout=60)
+    assert (child.returncode, printed) == (0, b"")
+    assert Path("plan.svg").is_file()
+
+
 @pytest.mark.parametrize("field", ["num_devices", "num_slots"])
 def test_a_machine_that_no_search_can_hold_is_refused(file, field, capsys):
     assert run(["plan", changed(file, lambda raw: raw.update({field: 10**9}))]) == 1
