@@ -119,7 +119,7 @@ def find_cluster(where: str, gpus: int | None = None) -> Cluster:
                 "the cluster in a file"
             )
         return dataclasses.replace(node, nodes=count // per_node, gpus_per_node=per_node)
-    if _is_cluster(Path(where)):
+    if "nodes" in load(dict[str, Any], Path(where)):
         read = load(_ClusterFile, Path(where))
         hardware = find_hardware(read.hardware) if isinstance(read.hardware, str) else read.hardware
         fields = {entry.name: getattr(read, entry.name) for entry in dataclasses.fields(Cluster)}
@@ -134,11 +134,3 @@ def find_cluster(where: str, gpus: int | None = None) -> Cluster:
             "nics_per_node, intra_node and inter_node"
         )
     return Cluster(hardware=hardware, intra_node=NOWHERE, inter_node=NOWHERE)
-
-
-def _is_cluster(path: Path) -> bool:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # whoever reads it next says what is wrong
-        return False
-    return isinstance(raw, dict) and "nodes" in raw

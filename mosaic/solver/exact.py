@@ -1,4 +1,4 @@
-"""The exact search: ``mosaic._search`` asked with the options of a graph, and its answer as stages.
+"""The exact search of ``mosaic._search``, from a graph's options to stages.
 
 Best-first over the sets of finished modules, with a special-purpose search for each stage (csrc/search). It minimises
 what a plan predicts: the slowest forward plus the slowest backward of each stage, with interference.
@@ -27,7 +27,7 @@ _ROW = operator.attrgetter("degree", "quota", "forward_ns", "backward_ns", "memo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactResult:
-    """The best plan found and its bound."""
+    """The best plan and its bound."""
 
     stages: tuple[StageResult, ...]
     """In an order that keeps the dependencies."""
@@ -51,7 +51,7 @@ def search_exactly(
     Args:
         graph: What depends on what.
         options: Deployment options of every module; not empty.
-        cost: Asked for interference only.
+        cost: Source of interference.
         machine: Devices to place on.
         limits: When to stop.
         forbidden: Sets of modules that must not be stages.

@@ -61,7 +61,7 @@ def plan_by_clustering(task: Task) -> Answer:
             "Algorithm 1 was ended by its limits (effort %g); with more it may merge more", task.search.limits.effort
         )
     if evaluator.num_unresolved:
-        _log.warning("CP-SAT gave up %d questions; there may be a better plan", evaluator.num_unresolved)
+        _log.warning("CP-SAT gave up %d placements; there may be a better plan", evaluator.num_unresolved)
     return Answer(stages=_finish(task, stages), record=SearchRecord(method="gahc"))
 
 

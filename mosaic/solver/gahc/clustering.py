@@ -1,7 +1,7 @@
 """Greedy agglomerative hierarchical clustering of modules into stages: the paper's Algorithm 1.
 
-Comments name the algorithm's lines. Everything is compared in whole nanoseconds and ties go to the pair
-that comes first, so what is pruned or known already could not change the result.
+Comments name the algorithm's lines. Everything is compared in whole nanoseconds, and ties go to the first pair, so
+neither pruning nor caching changes the result.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""One CP-SAT question of StageEval: can every module of a stage meet a target, all of them placed at once?
+"""CP-SAT's part of StageEval: a placement in which every module of a stage meets a target.
 
 Variables are ``on[m, o, g]``: module m uses option o and has one of its replicas on device g.
 
 * one option a module, on exactly as many devices as its degree;
 * on each device, quotas sum to at most the slots (paper Eq. 5) and memory to at most what the device has;
-* *interference* (paper Eq. 7). It is linear once it is asked from the side of one option and one device, because
-  ``on`` names both at the same time: ``on[m, o, g]`` implies that the sum over neighbours
-  ``extra[m, o; n, p] * on[n, p, g]`` is at most the target less the latency of o alone. No product of
-  booleans is needed and nothing is approximated. The maximum over devices in Eq. 7 is the conjunction over g.
+* *interference* (paper Eq. 7). It is linear for one option and one device: ``on[m, o, g]`` implies that the sum over
+  neighbours ``extra[m, o; n, p] * on[n, p, g]`` is at most the target less the latency of o alone. The maximum over
+  devices in Eq. 7 is the conjunction over g.
 * which slots a module gets does not matter here (``stage.py``).
 
-Devices are alike, so their loads are ordered; that takes the symmetric answers away. One worker, a fixed seed and a
-limit in deterministic time (not seconds) make every answer repeatable.
+Devices are alike, so their loads are ordered, which removes symmetric answers. One worker, a fixed seed and a limit in
+deterministic time (not seconds) make every answer repeatable.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from mosaic.solver.gahc.extras import PairwiseExtras
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.stage import Choice, Machine
 
-QUESTION_EFFORT = 1.0
-"""Most effort for one question, in CP-SAT's deterministic time (about seconds)."""
+MAX_EFFORT = 1.0
+"""Most effort for one placement, in CP-SAT's deterministic time (about seconds)."""
 _VARIABLE_EFFORT = 1.5e-5
-"""Of making a model, for each of its variables."""
+"""Effort of making a model, for each variable."""
 
 
-class SatAnswer(NamedTuple):
+class Placed(NamedTuple):
     """The answer of CP-SAT."""
 
     is_resolved: bool
@@ -41,14 +40,14 @@ class SatAnswer(NamedTuple):
     """Option and devices of each module; None where there are none."""
 
 
-def ask(
+def find_placement(
     options: Mapping[str, Sequence[DeploymentOption]],
     machine: Machine,
     target_ns: int,
     *,
     extras: PairwiseExtras | None = None,
-    effort: float = QUESTION_EFFORT,
-) -> SatAnswer:
+    effort: float = MAX_EFFORT,
+) -> Placed:
     """Finds options and devices for all modules of a stage, or proves that there are none.
 
     Args:
@@ -56,7 +55,7 @@ def ask(
         machine: Devices to place on.
         target_ns: Latency that every module has to meet, in nanoseconds.
         extras: The interference; None where there is none.
-        effort: Effort after which the question is given up.
+        effort: Effort after which the search is given up.
     """
     from ortools.sat.python import cp_model  # 0.3 s to import; only searches need it
 
@@ -87,12 +86,12 @@ def ask(
     status = solver.solve(model)
     spent = solver.response_proto.deterministic_time + _VARIABLE_EFFORT * len(on)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return SatAnswer(status == cp_model.INFEASIBLE, spent)
+        return Placed(status == cp_model.INFEASIBLE, spent)
     choices: dict[str, Choice] = {}
     for (name, option, device), variable in on.items():
         if solver.boolean_value(variable):
             choices[name] = option, (*choices.get(name, (option, ()))[1], device)
-    return SatAnswer(True, spent, choices)
+    return Placed(True, spent, choices)
 
 
 def _add_interference(
@@ -105,7 +104,7 @@ def _add_interference(
 ) -> None:
     """Paper Eq. 7, one implied linear constraint for each module, option and device.
 
-    Options of a neighbour that disturb everybody alike share one variable, so a constraint stays short.
+    Options of a neighbour that disturb all others alike share one variable, so a constraint stays short.
     """
     alike: dict[tuple[str, int], list[DeploymentOption]] = {}
     for name, own in options.items():

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from mosaic.cost import Cost
 from mosaic.solver.gahc.extras import PairwiseExtras
-from mosaic.solver.gahc.placement import QUESTION_EFFORT, ask
+from mosaic.solver.gahc.placement import MAX_EFFORT, find_placement
 from mosaic.solver.limits import Countdown, SearchLimits
 from mosaic.solver.options import DeploymentOption, least_options
 from mosaic.solver.stage import Choice, Machine, StageResult
@@ -31,8 +31,8 @@ class StageEvaluator:
 
     Attributes:
         countdown: Effort that is left.
-        num_unresolved: Questions that CP-SAT gave up within its limit; they counted as unmet, so the
-            latency of their stage may be above the optimum.
+        num_unresolved: Placements that CP-SAT gave up at its limit. Their targets count as unmet, so the latency of
+            their stage may be above the optimum.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class StageEvaluator:
         tolerance: float = 1e-3,
         countdown: Countdown | None = None,
     ) -> None:
-        """Takes what all stages have in common.
+        """Stores the problem of all stages.
 
         Args:
             options: Deployment options of every module; not empty.
-            cost: Asked for interference only.
+            cost: Source of interference.
             machine: Devices to place on.
             tolerance: Share of a latency within which the optimum is found where modules disturb each other.
-            countdown: Effort that is left; at 0 nothing more is asked, and the best allocation so far is a stage's.
+            countdown: Effort left; at 0 the best allocation so far is a stage's.
         """
         self.options = options
         self._machine = machine
@@ -108,7 +108,6 @@ class StageEvaluator:
         return best
 
     def _probe(self, names: Sequence[str], target_ns: int) -> StageResult | None:
-        """Asks whether a stage can meet a target."""
         if not self.can_meet(names, target_ns):
             return None
         left = self.countdown.left
@@ -119,7 +118,7 @@ class StageEvaluator:
             name: extras.candidates(name, target_ns, names) if extras else least_options(self.options[name], target_ns)
             for name in names
         }
-        answer = ask(candidates, self._machine, target_ns, extras=extras, effort=min(QUESTION_EFFORT, left))
+        answer = find_placement(candidates, self._machine, target_ns, extras=extras, effort=min(MAX_EFFORT, left))
         self.countdown.spend(answer.effort)
         self.num_unresolved += not answer.is_resolved and self.countdown.left > 0
         return None if answer.choices is None else self._result({name: answer.choices[name] for name in names})

@@ -1,8 +1,7 @@
 """Megatron-LM: every module in turn, all at one data-parallel degree (Mosaic section 2.2, Fig. 3a).
 
-Any degree that the cost model offers may be the one, not only all devices: the best is taken, as a person does who
-tunes it. A module that cannot have that degree has the next lower one. ``plan_on_all`` is data-parallel training as it
-is without a plan.
+The best of all degrees is chosen, as by a person who tunes it. A module that cannot have that degree has the next lower
+one. ``plan_on_all`` is data-parallel training without a plan.
 """
 
 from __future__ import annotations
