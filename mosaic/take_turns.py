@@ -125,8 +125,8 @@ class Turns:
 
     A candidate wins if its median is below the baseline's by the smallest gain and their intervals lie apart; otherwise
     the baseline stays. Several rounds are needed, since steps that follow each other share the state of the machine.
-    If steps ``train`` the model, only their time beyond the baseline's is lost. Candidates that take long to prepare,
-    whose numbers are ``late``, wait until the others could have won.
+    If steps ``train`` the model, only their time beyond the baseline's is lost; otherwise all but discarded steps are.
+    Candidates that take long to prepare, whose numbers are ``late``, wait until the others could have won.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Turns:
         self.candidates = [Candidate(name) for name in names]
         self.baseline = self.candidates[0]
         self.num_steps = self.num_rounds = 0
-        self.lost_ms = 0.0
+        self.lost_ms = self.took_ms = 0.0
         self._train, self._late = train, late
         self._queue: list[int] = []
         self._visit: Visit | None = None
@@ -187,15 +187,17 @@ class Turns:
     def note(self, step_ms: float | None) -> None:
         """Records the next step of the present turn; None for a step that cannot be compared with others."""
         assert self._visit is not None, "no candidate has its turn"
+        is_warm = self._num_noted < self._visit.num_warm
         self._num_noted += 1
         self.num_steps += 1
         if step_ms is None:
             return
+        self.took_ms += step_ms
         if not self._train:
-            self.lost_ms += step_ms
+            self.lost_ms += 0.0 if is_warm else step_ms
         elif self._visit.candidate:
             self.lost_ms += max(0.0, step_ms - self.baseline.median_ms)
-        if self._num_noted > self._visit.num_warm:
+        if not is_warm:
             self.candidates[self._visit.candidate].samples.append(step_ms)
 
     def report(self, head: str, decision: Decision | None, *, num_trials: int = 1) -> TrialReport:

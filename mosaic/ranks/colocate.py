@@ -53,8 +53,8 @@ def colocate_ranks(
 
     Without a plan rank 0 profiles and solves. Its plan and data-parallel training on this engine take turns at the
     sample's step before the loop begins, unless a gain below 2 % is predicted; the slowest rank's time counts. The plan
-    runs if it is faster beyond the noise. No step of the trial trains, and all take as long as 45 of data-parallel
-    training at most. A plan that some rank cannot run loses, and ``describe()`` says why.
+    runs if it is faster beyond the noise. No step of the trial trains, and the steps that count take as long as 30 of
+    data-parallel training at most. A plan that some rank cannot run loses, and ``describe()`` says why.
     """
     options.check_for_several_ranks()
     device = backend.torch_device if backend is not None else device_of(model)
@@ -120,9 +120,10 @@ def try_plans(session: RankSession, plans: Sequence[Plan], settings: TrialSettin
                 turns.candidates[visit.candidate].exclusion = f"could not run: {failed}"
     world.progress.calls = world.progress.step = 0
     world.progress.waits.clear()
-    steps = f"{turns.num_steps} steps of the sample before the loop, {turns.lost_ms:.1f} ms"
+    steps = f"{turns.num_steps} steps of the sample before the loop, {turns.took_ms:.1f} ms"
     head = f"trial: {visit.reason} ({steps}; forward and backward, without an optimizer)"
     _LOG.info("%s", head)
+    turns.lost_ms = turns.took_ms  # no step trained
     return plans[world.broadcast(visit.winner)], turns.report(head, visit)
 
 

@@ -34,7 +34,7 @@ from mosaic.ranks.world.world import World, facts_of
 from mosaic.take_turns import TrialReport, TrialSettings
 
 RANK_TRIAL = TrialSettings(
-    max_steps=60, max_lost_steps=45, steps_per_visit=2, warm_steps=1, rounds_to_win=5, max_plans=2
+    max_steps=60, max_lost_steps=30, steps_per_visit=2, warm_steps=1, rounds_to_win=5, max_plans=2
 )
 """The default trial: short turns, and so many that one slow moment of the machine decides nothing."""
 
