@@ -46,7 +46,7 @@ class ModuleTraffic:
 
 
 def route_ms(num_bytes: float, num_ranks: int, degree: int, network: Cluster | Link) -> float:
-    """Returns the time of ``num_bytes`` of all rows one way between all ranks and ``degree`` of them."""
+    """Returns the time of ``num_bytes`` of all rows, one way, between all ranks and the first ``degree`` ranks."""
     return network.exchange_ms(
         [
             Message(source=source, target=target, num_bytes=share * num_bytes)
@@ -153,8 +153,7 @@ class RankedCost(RetimedCost):
         self._route_network = routes or network
         self._included_ms = included_ms
         self._with_reduction = with_reduction
-        # A search asks for the same few again and again. Caches of this object, unlike decorators on the methods, which
-        # would keep every object alive.
+        # Caches of this object: decorators on methods would keep every object alive.
         self.summed = cache(self._summed)
         self.communication = cache(self._communication)
         self._routed_ms = cache(self._route_ms)

@@ -96,7 +96,7 @@ class MemoryCounts:
 
     @property
     def total_bytes(self) -> int:
-        """All of it at the peak."""
+        """Bytes at the peak."""
         return self.resident_bytes + self.activation_bytes + self.workspace_bytes
 
 

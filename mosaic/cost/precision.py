@@ -3,7 +3,7 @@
 Mixed precision is counted as torch's autocast runs it: matrix products, convolutions and attention in 16 bits, norms,
 softmax and losses in float32. Weights, their gradients and AdamW's two moments stay in float32, 16 bytes for each
 parameter, and so do sums of gradients over devices; casts of weights are kernels of their own and live until backward
-has used them. Training in pure bfloat16 is what a model gets that was made so (``model.bfloat16()``): 8 bytes.
+has used them. A model that was made in bfloat16 (``model.bfloat16()``) trains in it, with 8 bytes for each parameter.
 """
 
 from __future__ import annotations

@@ -139,8 +139,8 @@ class Cluster(StrictFile):
     def all_reduce_ms(self, num_bytes: float, degree: int) -> float:
         """Returns the time of an all-reduce of ``num_bytes`` on each of ``degree`` devices, in milliseconds.
 
-        On GPUs that of the quickest protocol and of the quicker of ring and tree, on hosts a ring over the slowest
-        link. Where the last node is not full, only as many rails as it has near the devices in use carry anything.
+        GPUs use the quickest protocol and the quicker of ring and tree, hosts a ring over the slowest link. Where the
+        last node is not full, only the rails near its devices carry anything.
         """
         if self._is_ring:
             return self._plain(degree).all_reduce_ms(num_bytes, degree)

@@ -89,14 +89,13 @@ def _stage_of(choices: Mapping[str, Choice]) -> StageResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """An answer to a question for stages on devices that hold everything."""
+    """Stages on devices that hold everything, if there are any."""
 
     stages: Stages | None
-    """None where there are none."""
     is_closed: bool
     """True if the stages are proven best, or None is proven right."""
     effort: float
-    """Effort that the answer took."""
+    """Effort of the search."""
 
 
 def place_stages(stages: Stages, machine: Machine) -> Stages | None:
@@ -418,7 +417,7 @@ class _HeldSearch:
         return answer
 
     def offer(self, stages: Stages | None) -> bool:
-        """Takes stages if they are better than the best plan; returns whether they are."""
+        """Makes better stages the best plan; returns True if they are better."""
         if stages is None or any(frozenset(stage.choices) in self.forbidden for stage in stages):
             return False
         total_ms = self._times.total_ms(stages)
@@ -475,7 +474,7 @@ def _least_quota(
 def solve_stages(
     options: Options, partition: Partition, machine: Machine, *, most_ns: int | None, effort: float
 ) -> Placed:
-    """Chooses options and devices of given stages by CP-SAT, without interference.
+    """Chooses options and devices of stages by CP-SAT, without interference.
 
     ``pick[m][o]``: module m uses option o. ``keeps[m, d, g]``: it has d devices and g is one of them. The objective is
     the sum over stages of the slowest forward and the slowest backward.
@@ -483,7 +482,7 @@ def solve_stages(
     Args:
         options: Of each module; memory depends on the degree alone.
         partition: The stages.
-        machine: What there is to place on.
+        machine: Devices to place on.
         most_ns: The most that the objective may be.
         effort: In CP-SAT's deterministic time.
     """

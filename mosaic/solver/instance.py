@@ -37,7 +37,7 @@ class InstanceOption(StrictFile):
     resident_bytes: Annotated[int, Ge(0)] = 0
     """The part of ``memory_bytes`` that stays all the time: parameters, gradients, optimizer state."""
     activation_bytes: Annotated[int, Ge(0)] = 0
-    """The part of it that is kept from forward to backward."""
+    """The part of ``memory_bytes`` that is kept from forward to backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class InstanceModule(StrictFile):
     """A module that is placed as a whole."""
 
     name: str
-    """Its name, unlike any other."""
+    """Unique in the instance."""
     options: tuple[InstanceOption, ...]
     """Ways to deploy it; at most one for each degree and quota."""
     after: tuple[str, ...] = ()

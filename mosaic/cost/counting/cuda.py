@@ -1,4 +1,4 @@
-"""A call on fake CPU tensors, made to take the operators and number formats that a GPU would take."""
+"""A GPU's operators and number formats for calls on fake CPU tensors."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ class _Layer(torch.autograd.Function):
 
 
 def _makeup(layer: nn.Module) -> Hashable:
-    """Everything that a layer's operators depend on beside its inputs; None if it cannot be told."""
+    """Everything that a layer's operators depend on beside its inputs; None if unknown."""
     parts: list[Hashable] = []
     for name, module in layer.named_modules():
         if module is not layer and any(getattr(module, hooks) for hooks in _HOOKS):

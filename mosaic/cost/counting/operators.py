@@ -240,6 +240,6 @@ class Recorder(TorchDispatchMode):
         return result
 
     def save(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Is a hook of saved tensors."""
+        """Hook of saved tensors."""
         self.tallies[-1].save(tensor)
         return tensor

@@ -2,7 +2,7 @@
 
 DistMM (Huang et al., NSDI 2024, https://www.usenix.org/conference/nsdi24/presentation/huang) has no public code, and
 its text was not at hand: only the abstract, public notes on its four parts, and Mosaic's section 2.2 (Fig. 3b). Its own
-balancer is therefore not known. It gets the best plan of its stated space, whoever would find it:
+balancer is therefore unknown. It gets the best plan of its stated space:
 
 * modules that run at the same time have disjoint sets of whole devices, one set each;
 * each has a data-parallel degree of its own, any whole number that the cost model offers (*data load balancer*);
@@ -12,9 +12,8 @@ balancer is therefore not known. It gets the best plan of its stated space, whoe
   the towers and a loss over the whole batch.
 
 That is the space of our exact search with one option a degree, the whole device (Algorithm 1 searches it where there
-are too many modules for that). Devices that a stage leaves over go to
-modules that gain from them. Tensor parallelism of a heavy tower and DistMM-Pipe are not here, since the cost model
-knows data parallelism alone.
+are too many modules for that). Idle devices of a stage go to modules that gain from them. Tensor parallelism of a heavy
+tower and DistMM-Pipe are not here, since the cost model has data parallelism alone.
 """
 
 from __future__ import annotations
