@@ -6,7 +6,7 @@ from mosaic.profiler.cache import ProfileCache, open_cache, structures_of
 from mosaic.profiler.communication import measure_ring, measure_route
 from mosaic.profiler.counters import Counters, open_counters
 from mosaic.profiler.noise import CpuTime, ForeignLoad, Retries
-from mosaic.profiler.settings import ProfileSettings, QuotaChoice, default_quotas
+from mosaic.profiler.settings import ProfileSettings, default_quotas
 from mosaic.profiler.subject import Subject, repeat_batch, traffic_of
 from mosaic.profiler.sweep import ProgressCallback, environment_of, profile_modules
 from mosaic.profiler.timing import measure_beside
@@ -18,7 +18,6 @@ __all__ = [
     "ProfileCache",
     "ProfileSettings",
     "ProgressCallback",
-    "QuotaChoice",
     "Retries",
     "Subject",
     "default_quotas",

@@ -1,4 +1,4 @@
-"""Measurements kept in memory and in a folder: nothing is measured twice, and a killed run goes on.
+"""A cache of measurements in memory and in a folder, from which a killed run continues.
 
 One file holds one module, named by its ``ModuleKey`` and not by its name or its model. A file is replaced as a whole.
 Of two processes that measure a module at the same time one may lose its points, which a later one measures again.
@@ -65,7 +65,7 @@ class ModuleRecord(StrictFile):
     """The other module, and the times beside it."""
 
     def updated(self, newer: ModuleRecord) -> ModuleRecord:
-        """Returns both records together; newer measurements take the place of older ones."""
+        """Returns both records together; newer measurements replace older ones."""
         samples = {(each.degree, each.quota, each.phase): each for each in (*self.samples, *newer.samples)}
         pairs = {
             (other, pair.phase, pair.quota, pair.beside_quota): (other, pair)
@@ -79,8 +79,8 @@ class ProfileCache:
     """Measurements in a folder, or of this process alone. Deleting any of the folder's files is safe at any time.
 
     Args:
-        folder: Where; made when the first measurement is kept. None keeps them in memory.
-        reuse: Whether to read what is in the folder; without, everything is measured again and kept.
+        folder: Made with the first measurement; None for a cache in memory.
+        reuse: Read the folder; False measures everything again.
     """
 
     def __init__(self, folder: Path | None = None, *, reuse: bool = True) -> None:
@@ -112,15 +112,15 @@ class ProfileCache:
             self.add(ModuleRecord(key=keys[pair.module], pairs=((keys[pair.beside], pair),)))
 
     def add(self, record: ModuleRecord) -> None:
-        """Keeps measurements of a module; newer ones take the place of older ones."""
+        """Adds measurements of a module; newer ones replace older ones."""
         self._records[record.key] = self.record(record.key).updated(record)
         if self.folder is None:
             return
         try:
             save(self._read(record.key).updated(record), self._path(record.key))
         except MosaicError as error:
-            if not self._warned:  # a profile is worth having without a cache
-                warnings.warn(f"measurements are not kept: {error}", stacklevel=4)
+            if not self._warned:  # a profile is useful without a cache
+                warnings.warn(f"measurements are not cached: {error}", stacklevel=4)
             self._warned = True
 
     def _path(self, key: ModuleKey) -> Path:
@@ -146,11 +146,11 @@ def open_cache(where: ProfileCache | str | Path | None) -> ProfileCache:
         return ProfileCache(where.folder, reuse=where.reuse)
     if where != "user":
         return ProfileCache(None if where is None else Path(where))
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))  # by the XDG specification, a relative one counts as none
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))  # the XDG specification ignores relative paths
     try:
         return ProfileCache((base if base.is_absolute() else Path.home() / ".cache") / "mosaic" / "profiles")
-    except RuntimeError as error:  # what pathlib raises
-        warnings.warn(f"measurements are not kept: {error}; set XDG_CACHE_HOME or give cache", stacklevel=3)
+    except RuntimeError as error:  # pathlib raises it without a home folder
+        warnings.warn(f"measurements are not cached: {error}; set XDG_CACHE_HOME, or pass cache", stacklevel=3)
         return ProfileCache()
 
 
@@ -163,7 +163,7 @@ def key_of(subject: Subject, backend: Backend, environment: Environment) -> Modu
     return ModuleKey(
         structure=digest_of(subject.module),
         inputs=inputs_of(subject),
-        device=replace(backend.device, memory_bytes=0),  # a kernel's count of memory may grow after boot
+        device=replace(backend.device, memory_bytes=0),  # the reported memory may grow after boot
         torch_version=environment.torch_version,
         driver=" ".join(filter(None, (environment.driver, environment.driver_version, backend.sm_settings))),
         threads=threads,
@@ -187,7 +187,7 @@ def digest_of(module: nn.Module) -> str:
         settings = sorted(
             (name, value)
             for name, value in vars(part).items()
-            if not name.startswith("_") and isinstance(value, _PLAIN)  # of the module's author: a number of heads
+            if not name.startswith("_") and isinstance(value, _PLAIN)  # such as a number of heads
         )
         parts.append(f"{path}: {type(part).__module__}.{type(part).__qualname__}({part.extra_repr()}) {settings!r}")
         for base in type(part).__mro__:

@@ -74,7 +74,7 @@ class Counters:
             self._nvml.nvmlInit()
             self._is_open = True
             self._device = self._nvml.nvmlDeviceGetHandleByUUID(gpu)
-            # A virtual GPU may promise counters and then not deliver.
+            # A virtual GPU may announce counters that it lacks.
             if not self._nvml.nvmlGpmQueryDeviceSupport(self._device).isSupportedDevice:
                 self.missing = "this GPU has no GPM; it takes Hopper (H100, H200) or later, not virtualised"
             elif self._between_samples(lambda: time.sleep(_PROBE_SECONDS)) == Utilisation():
@@ -84,7 +84,7 @@ class Counters:
 
     @property
     def clocks_mhz(self) -> tuple[int, int]:
-        """Clocks of SMs and memory at this moment, in MHz; 0 where NVML does not tell."""
+        """Clocks of SMs and memory at this moment, in MHz; 0 without a value from NVML."""
         if self._device is not None:
             with suppress(AttributeError, self._nvml.NVMLError):
                 kinds = self._nvml.NVML_CLOCK_SM, self._nvml.NVML_CLOCK_MEM
@@ -107,7 +107,7 @@ class Counters:
 
         try:
             return self._between_samples(repeat)
-        except self._nvml.NVMLError:  # one reading is lost, the load was not for nothing
+        except self._nvml.NVMLError:  # only this reading is lost
             return None
 
     def close(self) -> None:
@@ -185,6 +185,6 @@ def measure_utilisation(
 
 
 def _share(metric: Any) -> float | None:
-    """Percent to a share; None where NVML has no value or gives nonsense."""
+    """Percent to a share; None where NVML has no value or one out of range."""
     value = float(metric.value) / 100
     return min(1.0, value) if metric.nvmlReturn == 0 and 0 <= value < float("inf") else None

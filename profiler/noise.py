@@ -22,7 +22,7 @@ from mosaic.profiler.settings import ProfileSettings
 _Measured = TypeVar("_Measured")
 _TRIES = 3
 _BUSY_FIELDS = (1, 2, 3, 6, 7, 8)  # user, nice, system, irq, softirq, steal; guest time is part of user
-_SHORTEST_S = 0.2  # the kernel counts in ticks of 10 ms
+_SHORTEST_S = 0.2  # the kernel counts ticks of 10 ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Subject:
         """Calls the module; returns the tensors that take a gradient."""
         try:
             result = self.call()
-        finally:  # as at the end of a step: no other call, perhaps on another lane, may find weights that this one cast
+        finally:  # as at the end of a step: another lane's call must not reuse weights that this call cast
             torch.clear_autocast_cache()
         return [tensor for tensor in tensors_in(result) if tensor.requires_grad]
 
@@ -66,7 +66,7 @@ class Subject:
     def prepare(self, phase: Phase) -> Callable[[], object] | None:
         """Returns one repetition of a phase, or None; runs the other phase, so call it on the repetitions' lane."""
         if phase is Phase.FORWARD:
-            return lambda: bool(self.forward())  # its result, and with it the graph, goes at once
+            return lambda: bool(self.forward())  # bool releases the result and its graph at once
         outputs = self.forward()
         return partial(self.backward, outputs, keep=True) if outputs else None
 

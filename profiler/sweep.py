@@ -126,7 +126,7 @@ class _Sweep:
         partitions = [all_slots[:quota] for quota in quotas] + [slots for _ in beside for slots in halves]
         with self.backend.open_lanes(partitions) as self.lanes:
             turns = deque(self._measure_module(name, quotas, degrees) for name in self.subjects)
-            while turns:  # one point each: a deadline leaves out as much of each
+            while turns:  # one point each, so a deadline leaves out equal parts
                 if next(turn := turns.popleft(), None) is not None:
                     turns.append(turn)
             pairs = tuple(sample for names in beside for sample in self._measure_pair(names, halves))
@@ -164,7 +164,7 @@ class _Sweep:
         memory = self.cache.record(self.keys[name]).memory
         if memory is None:
             self._warm_up(subject)
-            with attempt():  # its own size alone where it fails on the most slots
+            with attempt():  # if it fails on all slots, its weights alone count
                 activation_bytes = self.lanes.lane(tuple(range(quotas[-1]))).submit(subject.activation_bytes).wait()
             parameters = list(subject.module.parameters())
             weight_bytes = sum(tensor.nbytes for tensor in (*parameters, *subject.module.buffers()))
@@ -228,7 +228,7 @@ class _Sweep:
     def _measure_point(self, part: Subject, degree: int, quota: int) -> tuple[Sample, ...]:
         """Returns a sample for each phase; caches them unless the module failed, or other processes took the CPU."""
         lane, device = self.lanes.lane(tuple(range(quota))), self.backend.device
-        if self.lanes.streams is not None:  # what cuBLAS keeps for the lanes that were measured before is of no use
+        if self.lanes.streams is not None:  # workspaces of earlier lanes
             self.lanes.streams.api.release_workspaces()
         with attempt() as tried:
             times, share = self.retries.quietest(lambda: measure(part, lane, self.settings))
@@ -308,7 +308,7 @@ class _Sweep:
         if self.progress is not None:
             self.progress(point, self.num_done, max(self.num_expected, self.num_done + 1))
         self.num_done += 1
-        for subject in subjects:  # those that came from the cache have not run yet
+        for subject in subjects:  # cached subjects have not run yet
             self._warm_up(subject, degree)
 
     def _warm_up(self, subject: Subject, degree: int = 1) -> None:
@@ -336,7 +336,7 @@ def attempt() -> Iterator[Attempt]:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         kind = _OUT_OF_MEMORY if is_memory else type(error).__name__
         outcome.reason = f"{kind}: {lines[0][:_MAX_CHARACTERS]}" if lines else kind
-        if is_memory:  # whoever called this still holds the error, and it the tensors of the frames that it passed
+        if is_memory:  # the caller holds the error, whose frames hold tensors
             traceback.clear_frames(error.__traceback__)
     if is_memory:
         gc.collect()

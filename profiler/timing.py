@@ -196,12 +196,12 @@ def _run_on_threads(parts: Sequence[TimedWork], seconds: float) -> list[list[Mar
                 if time.monotonic() > deadline:
                     break
         finally:
-            if counted < part.pieces:  # out of time, or of an error: the others stop, too
+            if counted < part.pieces:  # after the deadline or an error the others stop, too
                 for event in enough:
                     event.set()
 
     tickets = [part.lane.submit(partial(work, mine)) for mine, part in enumerate(parts)]
-    with ExitStack() as stack:  # waits for all, also where one raises
+    with ExitStack() as stack:  # waits for all, even if one raises
         for ticket in tickets:
             stack.callback(ticket.wait)
     return marks

@@ -220,7 +220,7 @@ class Checkpointer:
                 _LOG.error(failure)  # at once, even if the loop never waits
                 raise (NoRoomError if isinstance(error, NoRoomError) else MosaicError)(failure) from error
 
-        # A pool's thread is joined at the end of the process, as a checkpoint has to be.
+        # A pool's thread is joined at the end of the process, so the checkpoint is completed.
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending = thread.submit(write)
         thread.shutdown(wait=False)

@@ -60,9 +60,9 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileEntry:
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
     except SafetensorError as error:
-        code = re.search(r"(?:os error|code:) (\d+)", str(error))  # the library's only word on a full disk
+        code = re.search(r"(?:os error|code:) (\d+)", str(error))  # the only sign of a full disk
         raise (OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(str(error))) from error
-    path.chmod(0o644)  # the library makes a file that only its owner can read
+    path.chmod(0o644)  # the library makes the file private
     return run_folder.flushed(path)
 
 
@@ -126,7 +126,7 @@ def extract_weights(checkpoint: Path, path: Path) -> int:
         aside.replace(path)
         run_folder.flush_folder(path.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):  # its folder may be missing
+        with contextlib.suppress(OSError):  # the folder may be missing
             aside.unlink(missing_ok=True)
         raise run_folder.write_error(path, error) from error
     return len(weights)

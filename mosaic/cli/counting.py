@@ -114,7 +114,7 @@ def count_layers(
         MosaicError: A microbatch is not a dict of keywords.
         UnsplittableError: The model cannot be cut between layers.
     """
-    from mosaic.parts.finding.find import find_split  # a quarter of a second, which no other count needs
+    from mosaic.parts.finding.find import find_split  # imports for a quarter of a second
     from mosaic.ranks.pipeline.counting import count_model
 
     if where.startswith(ZOO):
@@ -143,7 +143,7 @@ def _traffic_of(subject: Subject, batch: int | None, counted: ModuleCounts) -> M
     results = (counted.result_bytes, counted.result_gradient_bytes)
     try:
         return traffic_of(subject, results=results)
-    except UnsupportedModelError:  # a mask for all samples, say, is wider than the batch
+    except UnsupportedModelError:  # such as a mask with more rows than the batch
         if batch is None:
             raise
         return traffic_of(subject, batch=batch, results=results)

@@ -98,7 +98,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (MosaicError, ValueError, OSError) as error:
-        file = error.filename if isinstance(error, OSError) else None  # of a call of the system
+        file = error.filename if isinstance(error, OSError) else None  # of a system call
         text = f"cannot use {file}: {error.strerror}" if isinstance(error, OSError) and file is not None else error
         Console(stderr=True).print(f"mosaic: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
         if level <= logging.INFO:

@@ -87,7 +87,7 @@ def check(command: Any) -> None:
     for name in ("output", "json", "picture", "export"):
         target = getattr(command, name, None)
         if isinstance(target, Path) and not takes_stdout(target):
-            is_folder = name == "output" and not Path(str(type(command).output)).suffix  # as its default
+            is_folder = name == "output" and not Path(str(type(command).output)).suffix  # by the suffix of its default
             if target.is_file() if is_folder else target.is_dir():
                 other = "it is a file; name a folder" if is_folder else "it is a folder; name a file in it"
                 raise ValueError(f"cannot write {target}: {other}")

@@ -31,7 +31,7 @@ def init(folder: Root = Path()) -> None:
 
 def check(folder: Root = Path()) -> None:
     """Take a step, score the frozen rows, and report what would fail at night; keeps nothing."""
-    _aside(folder, None, "check")
+    _inspect(folder, None, "check")
     print("nothing is wrong")
 
 
@@ -111,7 +111,7 @@ def verify(folder: Root = Path(), day: Day = None, *, steps: int = 50) -> None:
     Args:
         steps: Most steps to repeat.
     """
-    _aside(folder, day, "verify", "--steps", str(steps))
+    _inspect(folder, day, "verify", "--steps", str(steps))
 
 
 def simulate(folder: Root = Path(), *, last: int = 7) -> None:
@@ -148,7 +148,7 @@ def demo(folder: Root = Path("mosaic-seven-days")) -> int:
     return 0 if all(day.met for day in played) else 1
 
 
-def _aside(root: Path, day: str | None, part: str, *more: str) -> None:
+def _inspect(root: Path, day: str | None, part: str, *more: str) -> None:
     from mosaic.retrain.folder import Folder
     from mosaic.retrain.recipe import read_recipe
     from mosaic.retrain.workers import Workers
@@ -156,7 +156,7 @@ def _aside(root: Path, day: str | None, part: str, *more: str) -> None:
     folder = Folder(root)
     recipe = read_recipe(folder.recipe)
     folder_day = folder.find_day(day) if part == "verify" else folder.day("check")
-    ended = Workers(folder, folder_day, recipe).aside(part, *more)
+    ended = Workers(folder, folder_day, recipe).inspect(part, *more)
     if ended.how != "done":
         raise MosaicError(ended.reason or f"it {ended.how}")
 

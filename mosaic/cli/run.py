@@ -51,7 +51,7 @@ class Run:
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}; use 1 or more")
         if self.output is not None:
-            picture_format(self.output / "timeline.png")  # an error now, and not behind the measurements
+            picture_format(self.output / "timeline.png")  # fails before the measurements
         plan = load_as(Plan, self.plan)
         with Progress() as progress:
             row = run_in_turn(self, plan, ProfileSettings(strict=self.strict), progress)
@@ -86,7 +86,7 @@ def run_in_turn(command: Run, plan: Plan | None, settings: ProfileSettings, prog
 
     workload = load_workload(command.model)
     loop, most = Loop(workload), mosaic.TrialSettings().max_steps + _STEPS_BEFORE
-    loop.steps(1)  # an error of the loss now, and not behind the measurements
+    loop.steps(1)  # a wrong loss fails before the measurements
     follow = progress.follow("profiling the modules")
     options = mosaic.Options(method=command.method, profiling=settings, progress=follow)
     handle = mosaic.colocate(workload.model, sample=workload.sample, plan=plan, options=options)

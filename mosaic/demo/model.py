@@ -99,7 +99,7 @@ class TriModal(nn.Module):
         self.image = ImageEncoder(size.width, size.depth)
         self.audio = AudioEncoder(size.hidden)
         self.text = TextEncoder(size.hidden)
-        # Softer than CLIP's 1 / 0.07: with small batches that one may stay for long where all embeddings are alike.
+        # Softer than CLIP's 1 / 0.07, with which small batches may stay long at equal embeddings.
         self.logit_scale = nn.Parameter(torch.tensor(math.log(5.0)))
 
     def forward(self, image: Tensor, audio: Tensor, text: Tensor) -> dict[str, Tensor]:

@@ -191,7 +191,7 @@ def _train_in_turn(
         def more() -> bool:
             if (number := next(begun)) > 1:
                 progress.advance()
-            return number <= _FEWEST_ROUNDS or time.monotonic() < ends_s  # a busy machine gets a result, too
+            return number <= _FEWEST_ROUNDS or time.monotonic() < ends_s  # so that a busy machine has a result
 
         steps = settings.steps_per_round
         runs = {waiting: partial(call, "train", steps) for waiting, call in plains.items()}

@@ -90,7 +90,7 @@ def _fact(run: PipelineRun, first: PipelineRun) -> str:
         return "nothing runs"
     busy = sum(task.time_ns for task in run.graph.tasks) / (run.makespan_ns * run.graph.num_rows)
     text = f"{ms_text(run.makespan_ns / 1e6)} ms, {1 - busy:.1%} bubbles"
-    if run is first or first.title == "measured":  # a simulation of a measured step is no faster or slower than it
+    if run is first or first.title == "measured":  # the simulation is of the same step
         return text
     return f"{text}; {first.makespan_ns / run.makespan_ns:.2f}× as fast as {first.title}"
 

@@ -57,10 +57,10 @@ MAX_RESTARTS = 5
 """Restarts of crashed training within a run; two in a row without progress end it earlier."""
 MAX_UNREPORTED = 7
 """Last days whose missing reports are written."""
-Say = Callable[[str], None]
+Echo = Callable[[str], None]
 
 
-def run(root: Path, say: Say, offset: timedelta = timedelta()) -> int:
+def run(root: Path, echo: Echo, offset: timedelta = timedelta()) -> int:
     """Runs a folder; returns the exit code. A rehearsal adds ``offset`` to the time.
 
     Raises:
@@ -72,24 +72,24 @@ def run(root: Path, say: Say, offset: timedelta = timedelta()) -> int:
     recipe = read_recipe(folder.recipe)
     with held(root, utc_text(now)):
         for failure in hooks.run_pending(folder, recipe.promote, versions.linked(folder, "champion")):
-            say(failure)
+            echo(failure)
         if (opens := recipe.budget.opens(now)) is not None:
-            say(f"the window is closed until {utc_text(opens)}; nothing was begun")
+            echo(f"the window is closed until {utc_text(opens)}; nothing was begun")
             return DONE
         for past in folder.days()[-MAX_UNREPORTED:]:
-            if past.state.is_over and not is_reported(past):  # it was killed between its end and its report
+            if past.state.is_over and not is_reported(past):  # killed between the end and the report
                 write_report(folder, past)
         day = _unfinished_day(folder, recipe) or _new_day(folder, recipe, now)
         if day is None:
-            say("there is nothing new; see `mosaic retrain status`")
+            echo("there is nothing new; see `mosaic retrain status`")
             return DONE
-        return _Day(folder, recipe, day, offset, say).run()
+        return _Day(folder, recipe, day, offset, echo).run()
 
 
 def _unfinished_day(folder: Folder, recipe: Recipe) -> DayFolder | None:
     """Returns the day to go on with; archives a failed day if newer data arrived, whose day uses its data too."""
     new = new_dates(folder, recipe)
-    for day in folder.days():  # not only the last: a day's data may come late
+    for day in folder.days():  # not only the last one: data may arrive late
         if not day.state.is_over:
             if day.state.outcome != "failed" or not new:
                 return day
@@ -103,7 +103,7 @@ def _new_day(folder: Folder, recipe: Recipe, now: datetime) -> DayFolder | None:
     if not new:
         return None
     day = folder.day(max(new))
-    if day.has_begun:  # it was quarantined, and a person released its data
+    if day.has_begun:  # quarantined, and released by a person
         archive(day)
     write_bytes(folder.recipe.read_bytes(), day.recipe)
     day.set(versions.first_state(folder, recipe, new, versions.next_name(folder), utc_text(now)))
@@ -111,13 +111,13 @@ def _new_day(folder: Folder, recipe: Recipe, now: datetime) -> DayFolder | None:
 
 
 class _Day:
-    def __init__(self, folder: Folder, recipe: Recipe, day: DayFolder, offset: timedelta, say: Say) -> None:
+    def __init__(self, folder: Folder, recipe: Recipe, day: DayFolder, offset: timedelta, echo: Echo) -> None:
         self._folder = folder
         self._recipe = recipe
         self._day = day
         self._offset = offset
-        self._say = say
-        self._workers = Workers(folder, day, recipe, say)
+        self._echo = echo
+        self._workers = Workers(folder, day, recipe, echo)
 
     def run(self) -> int:
         """Runs the remaining phases; returns the exit code."""
@@ -133,8 +133,8 @@ class _Day:
         outcome = self._state.outcome
         assert outcome is not None
         write_report(self._folder, self._day)
-        self._say(f"{self._state.day}: {outcome}: {self._state.reason}")
-        self._say(f"the report is {self._day.page}")
+        self._echo(f"{self._state.day}: {outcome}: {self._state.reason}")
+        self._echo(f"the report is {self._day.page}")
         return CODES[outcome]
 
     @property
@@ -210,7 +210,7 @@ class _Day:
                 self._end("failed", f"training ended early again ({ended.how}), {where}: {ended.reason}".rstrip(": "))
                 return
             if ended.crashed:
-                self._say(f"training ended early ({ended.how}); it goes on from step {self._workers.step}")
+                self._echo(f"training ended early ({ended.how}); it goes on from step {self._workers.step}")
 
     def _decide(self) -> None:
         """Adds the version, and runs the gate; a refused version stays, because a person may promote it."""
@@ -251,7 +251,7 @@ class _Day:
             hooks.remember(folder, promote, state.version, state.day)
             versions.promote(folder, state.version, day=state.day, by="gate")
             self._end("promoted", result.reason)
-            write_report(folder, self._day)  # hooks may read it; their failures are added
+            write_report(folder, self._day)  # hooks may read it
             failures = hooks.run_pending(folder, promote, state.version)
             self._set(messages=tuple(dict.fromkeys((*self._state.messages, *failures))))  # each once, even after a kill
         versions.drop_old(folder, promote.keep_versions)

@@ -94,17 +94,17 @@ class Ended:
 
 
 class Workers:
-    """Starts the workers of a day; ``say`` prints the step now and then."""
+    """Starts the workers of a day; ``echo`` prints the step now and then."""
 
     def __init__(
-        self, folder: Folder, day: DayFolder, recipe: Recipe, say: Callable[[str], None] = lambda line: None
+        self, folder: Folder, day: DayFolder, recipe: Recipe, echo: Callable[[str], None] = lambda line: None
     ) -> None:
         self._folder = folder
         self._day = day
         self._recipe = recipe
         self._children: list[subprocess.Popen[bytes]] = []
         self._stopped = ""
-        self._say = say
+        self._echo = echo
 
     @property
     def step(self) -> int:
@@ -126,7 +126,7 @@ class Workers:
                     break
         return ended
 
-    def aside(self, part: str, *more: str) -> Ended:
+    def inspect(self, part: str, *more: str) -> Ended:
         """Runs ``check`` or ``verify``, which print their results and write no files."""
         budget = self._recipe.budget
         with self._listening():
@@ -170,7 +170,7 @@ class Workers:
             now = time.monotonic()
             if now - printed_at >= max(PRINT_S, PRINT_SHARE * (now - began)) and (last := self._last_step()) != step:
                 step, printed_at = last, now
-                self._say(step)
+                self._echo(step)
             for child in [child for child in self._children if child.poll() is not None]:
                 self._children.remove(child)
                 codes.append(child.wait())

@@ -44,7 +44,7 @@ TRAINING_S, JUDGING_S = 15.0, 60.0
 CLOSES = time(5, 30)  # ``until`` of the recipe
 ASIDE = "aside"
 PATIENCE_S = 180.0  # after which a missing step of a run is an error
-Say = Callable[[str], None]
+Echo = Callable[[str], None]
 
 
 class Check(NamedTuple):
@@ -62,7 +62,7 @@ class Node:
     path: Path
     date: date
     steps: int
-    say: Say
+    echo: Echo
     quick_s: float = 0.0
     """Time of the quickest day so far: a busy machine needs more time to start."""
     on_cpu: bool = False
@@ -100,7 +100,7 @@ class Run:
     """``mosaic retrain run``, as a timer in the night after a day starts it."""
 
     def __init__(self, node: Node, clock: time = time(1)) -> None:
-        self._day, self._say, self._is_killed = node.day, node.say, False
+        self._day, self._echo, self._is_killed = node.day, node.echo, False
         now = f"{datetime.combine(node.date + timedelta(days=1), clock).isoformat()}Z"
         self._child = subprocess.Popen(
             [sys.executable, "-P", "-m", "mosaic", "retrain", "run", str(node.path), "--now", now],
@@ -145,8 +145,8 @@ class Run:
         assert self._child.stdout is not None
         with self._child.stdout as printed:
             for line in printed:
-                if not self._is_killed:  # later messages about the kill are not news
-                    self._say(line.rstrip())
+                if not self._is_killed:  # later messages repeat the kill
+                    self._echo(line.rstrip())
 
 
 def three_kills(node: Node) -> Iterator[Check]:
@@ -158,22 +158,22 @@ def three_kills(node: Node) -> Iterator[Check]:
         (node.steps * 3 // 4, "all at once", True, True),
     ):
         run.wait_for_step(step)
-        node.say(f"kill -9 of {name}")
+        node.echo(f"kill -9 of {name}")
         run.kill(launcher=launcher, workers=workers)
         run = Run(node) if launcher else run
     yield node.ended("promoted", run.wait())
     count = len(node.day.state.starts) - 1
     yield Check(f"{count} restarts", count == 3)
 
-    node.say("the same day by the same plan, never killed:")
+    node.echo("the same day by the same plan, never killed:")
     undisturbed.day.path.mkdir(parents=True)
     shutil.copyfile(node.day.plan, undisturbed.day.plan)
     Run(undisturbed).wait()
     digest, expected = (load(Trained, each.day.trained).digest for each in (node, undisturbed))
     is_same_file = node.day.model.read_bytes() == undisturbed.day.model.read_bytes()
     yield Check("equal bits", digest == expected and is_same_file, f"{digest[:12]} and {expected[:12]}")
-    node.say(f"$ mosaic retrain promote {node.path.name} 1")
-    node.say(steering.promote(node.path, "1"))
+    node.echo(f"$ mosaic retrain promote {node.path.name} 1")
+    node.echo(steering.promote(node.path, "1"))
 
 
 def new_people(node: Node) -> Iterator[Check]:
@@ -195,7 +195,7 @@ def new_task(node: Node) -> Iterator[Check]:
     """Adds a third tower to the model; its old weights must be equal at step 0."""
     old, program = load_file(versions.champion(node.path).weights), node.path / "train.py"
     modalities = 'MODALITIES = ("image", "audio", "imu")'
-    node.say(f"train.py: {modalities}")
+    node.echo(f"train.py: {modalities}")
     program.write_text(re.sub(r"(?m)^MODALITIES = .*$", modalities, program.read_text(encoding="utf-8")), "utf-8")
     node.set("budget", save='"1h"')  # keeps the checkpoint of step 0 until the morning
     yield node.ended("promoted")
@@ -213,7 +213,7 @@ def wrong_labels(node: Node) -> Iterator[Check]:
     """The data check must stop the day; in a copy without that check, the gate must."""
     champion, lenient = versions.champion(node.path).name, node.copy("lenient")
     yield node.ended("quarantined")
-    node.say("the same day without the check of the data:")
+    node.echo("the same day without the check of the data:")
     lenient.set("check", max_drop="1.0")
     yield lenient.ended("refused")
     yield Check(f"{champion} stays", all(versions.champion(each.path).name == champion for each in (node, lenient)))
@@ -225,13 +225,13 @@ def other_ranks(node: Node) -> Iterator[Check]:
     Each rank needs a GPU of its own, so both train on CPU cores where there is one GPU.
     """
     if torch.cuda.device_count() == 1:
-        node.say("one GPU: both ranks train on CPU cores today")
+        node.echo("one GPU: both ranks train on CPU cores today")
         node = replace(node, on_cpu=True)
     node.set("budget", micro_batches="2", colocate="false")  # a rank that runs a module for others draws its dropout
     alone = node.copy("one-rank")
     node.set("budget", ranks="2")
     yield node.ended("promoted")
-    node.say("the first steps of the same day on one rank:")
+    node.echo("the first steps of the same day on one rank:")
     run = Run(alone)
     run.wait_for_step(COMPARED_STEPS + 1)
     run.kill(launcher=True, workers=True)
@@ -293,7 +293,7 @@ class Played(NamedTuple):
 
 def play(
     folder: Path,
-    say: Say,
+    echo: Echo,
     *,
     numbers: Sequence[int] = range(1, 8),
     num_rows: int = 800,
@@ -301,11 +301,11 @@ def play(
     steps: int = 120,
 ) -> list[Played]:
     """Plays days of the story, of which 1 is the first, in a new folder; ``num_rows`` and ``steps`` are of each day."""
-    node = Node(path=folder, date=FIRST_DAY, steps=steps, say=lambda line: say(f"    {line}"))
+    node = Node(path=folder, date=FIRST_DAY, steps=steps, echo=lambda line: echo(f"    {line}"))
     played: list[Played] = []
     for number in numbers:
         day, began = STORY[number - 1], monotonic()
-        say(f"day {number}, {node.date}: {day.change}")
+        echo(f"day {number}, {node.date}: {day.change}")
         if not played:
             write_starter(folder, node.date, num_rows=num_rows, num_frozen=num_frozen)
             node.set("budget", steps=str(steps), save='"1s"')
@@ -314,13 +314,13 @@ def play(
         checks: list[Check] = []
         try:
             for check in day.act(node):
-                checks.append(check)  # those before an error count, too
-        except Exception as error:  # of any kind: the day has not what the story says
+                checks.append(check)  # including those before an error
+        except Exception as error:  # of any kind: the day differs from the story
             checks.append(Check("it FAILED", False, f"{type(error).__name__}: {error}"))
         played.append(Played(number, day, tuple(checks)))
         for check in checks:
             detail = f" ({check.detail})" if check.detail else ""
-            say(f"  {'ok' if check.met else 'NOT AS EXPECTED'}: {check.result}{detail}")
+            echo(f"  {'ok' if check.met else 'NOT AS EXPECTED'}: {check.result}{detail}")
         took_s = monotonic() - began
         node = replace(node, date=node.date + timedelta(days=1), quick_s=min(took_s, node.quick_s or took_s))
     return played

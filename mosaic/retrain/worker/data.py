@@ -49,7 +49,7 @@ def freeze(work: Work) -> None:
     new, replay = ({r.name: r.trained for r in records if r.kind == kind} for kind in ("new", "replay"))
     num_steps, share = budget.steps, recipe.sources.replay.share
     if sum(new.values()):
-        if num_steps is None:  # each new row once
+        if num_steps is None:  # draws each new row once
             new_share = 1 - replayed_share(new, replay, share)
             num_steps = max(1, math.ceil(sum(new.values()) / (budget.batch * new_share)))
         samples = samples_of(new, replay, share, num_steps * budget.batch)

@@ -259,7 +259,7 @@ class BatchLoader(Iterator[StepBatch]):
         return self
 
     def __exit__(self, *error: object) -> None:
-        # After an error, the garbage collector would wait five seconds for each worker in vain.
+        # After an error, garbage collection would wait five seconds for each worker.
         getattr(self._loaded, "_shutdown_workers", lambda: None)()
         self._loaded, self._steps = iter(()), iter(())
 

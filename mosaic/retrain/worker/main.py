@@ -79,13 +79,13 @@ def main() -> None:
         code, reason = workers.LOADER_DIED, str(error)
     except MosaicError as error:
         code, reason = workers.FAILED, str(error)
-    except SystemExit as ended:  # so does this
+    except SystemExit as ended:  # the user's functions may call sys.exit
         code, reason = workers.FAILED, f"the program ended itself: sys.exit({ended.code!r})"
-    except Exception as error:  # of any kind, from the user's functions: the report shows it
+    except Exception as error:  # of any kind, from the user's functions; the report shows it
         _LOG.exception("the worker failed")
         code, reason = workers.FAILED, f"{type(error).__name__}: {error}"
     if code != workers.DONE and os.environ.get("RANK", "0") == "0":
-        with suppress(OSError):  # a full disk; the code says enough
+        with suppress(OSError):  # the disk may be full; the exit code remains
             arguments.error_file.write_text(reason, encoding="utf-8")
     sys.stdout.flush()
     sys.exit(code)
@@ -252,12 +252,12 @@ def _verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> I
             shutil.copytree(paths[first], copied.day.checkpoints / paths[first].name)
             for path in (day.path / "state.json", day.sources, day.figures, day.environment, day.plan):
                 shutil.copyfile(path, copied.day.path / path.name)
-        group.gather(None)  # the copy is there
+        group.gather(None)  # waits for the copy
         training = Training(copied, group)
         trained = training.train(stop, to=to)
         training.leave()
         again = steps_in(copied.day.metrics)
-        group.gather(None)  # all ranks are done with it
+        group.gather(None)  # before rank 0 removes the copy
     for step in range(first + 1, to + 1):
         if group.rank == 0 and step in before and again[step]["loss"] != before[step]["loss"]:
             raise MosaicError(

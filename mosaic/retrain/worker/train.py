@@ -98,7 +98,7 @@ class Training:
         """Writes the model, or the EMA model of a name, as one plain file; leaves, and returns it."""
         if name is None:
             self.handle.export(path)
-        else:  # each rank averages what it holds
+        else:  # each rank holds averages of its own weights
             Checkpointer(self._state.companions[name], getattr(self.handle, "world", None)).export(path)
         self.leave()
         return self.model if name is None else self._state.companions[name]

@@ -81,7 +81,7 @@ def killed(top: Path) -> dict[str, Any]:
     day, process = disturbed.day(DAY), start(disturbed)
     strike(process, signal.SIGKILL, lambda: len(steps_in(day.metrics)) > 5, max)
     codes.append(process.wait())
-    verified = launcher.Workers(disturbed, day, read_recipe(disturbed.recipe)).aside("verify")
+    verified = launcher.Workers(disturbed, day, read_recipe(disturbed.recipe)).inspect("verify")
     expected, bits = bits_of(quiet.day(DAY)), bits_of(day)
     return {
         "left": left,

@@ -35,7 +35,7 @@ def test_check_names_a_module_that_cannot_be_divided_over_ranks(make_node: Calla
     node = make_node(FIRST, budget={"ranks": 2})
     node.change(FAULTS, "")  # of this process; a process of its own knows nothing of them
     folder = node.folder
-    ended = launcher.Workers(folder, folder.day("check"), read_recipe(folder.recipe)).aside("check")
+    ended = launcher.Workers(folder, folder.day("check"), read_recipe(folder.recipe)).inspect("check")
     assert ended.outcome == "failed"
     assert "left.1 is a BatchNorm1d" in ended.reason
     assert "set ranks = 1" in ended.reason
