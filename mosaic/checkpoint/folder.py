@@ -202,7 +202,6 @@ def flushed(path: Path) -> FileEntry:
 
 
 def flush_folder(path: Path) -> None:
-    """Flushes the names in a folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -59,12 +59,13 @@ def _named(objects: Any, argument: str) -> dict[str, Any]:
     if objects is None:
         return {}
     if isinstance(objects, Sequence):
-        return {str(index): each for index, each in enumerate(objects)}
-    if not isinstance(objects, Mapping):
-        return {"": objects}
-    for name in objects:
-        if not isinstance(name, str) or not name or "/" in name:
-            raise ValueError(f"{name!r} cannot be a name in {argument}=; use a text that is not empty and has no '/'")
+        objects = {str(index): each for index, each in enumerate(objects)}
+    elif not isinstance(objects, Mapping):
+        objects = {"": objects}
+    elif wrong := [name for name in objects if not isinstance(name, str) or not name or "/" in name]:
+        raise ValueError(f"{wrong[0]!r} cannot be a name in {argument}=; use a text that is not empty and has no '/'")
+    if other := [each for each in objects.values() if not hasattr(each, "state_dict")]:
+        raise TypeError(f"{argument}= has a {type(other[0]).__name__}, without a state_dict(); pass the object itself")
     return dict(objects)
 
 

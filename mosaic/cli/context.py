@@ -45,6 +45,8 @@ class ContextCommand:
     def execute(self) -> None:
         if min(self.context, self.tokens) < 1:
             raise ValueError(f"context={self.context}, tokens={self.tokens}; use 1 or more of each")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed={self.seed}; use 0 to {2**32 - 1}")
         mask = mask_function(self.mask)(self.tokens, self.seed)
         plans = {
             name: plan_context(mask, self.context, method=name, block=self.block, seed=self.seed)
@@ -68,7 +70,10 @@ def mask_function(text: str) -> Callable[[int, int], MaskWords]:
     takes_arguments = bool(inspect.signature(function).parameters)
 
     def make(num_tokens: int, seed: int) -> MaskWords:
-        mask = function(num_tokens, seed) if takes_arguments else function()
+        try:
+            mask = function(num_tokens, seed) if takes_arguments else function()
+        except Exception as error:  # of any kind: the user's code runs
+            raise MosaicError(f"{text} raised {type(error).__name__}: {error}") from error
         if not isinstance(mask, MaskWords):
             raise MosaicError(f"{text} returned {type(mask).__name__}; return a mosaic.context.MaskWords")
         return mask

@@ -73,12 +73,7 @@ def console_beside(target: Path | None) -> Console:
 
 
 def check(command: Any) -> None:
-    """Checks a command before it loads or measures anything.
-
-    Raises:
-        ValueError: Torchrun started several processes, and the command measures one, or a target is of another kind.
-        MosaicError: The model's file is missing, or the target of a result is not writable.
-    """
+    """Refuses torchrun, a missing model file and targets that cannot be written, before anything is loaded."""
     if hasattr(command, "strict") and (size := os.environ.get("WORLD_SIZE") or "1") != "1":
         raise ValueError(f"WORLD_SIZE is {size}, and this command measures one process; start it without torchrun")
     path, colon, _ = (getattr(command, "model", None) or "").rpartition(":")

@@ -120,8 +120,8 @@ class PipelineCommand:
     def _job(self) -> tuple[Request, list[CountedMicrobatch], RankHardware, RankSpace]:
         from mosaic.cli.counting import count_layers  # loads torch
 
-        if self.microbatches < 1:
-            raise ValueError(f"microbatches={self.microbatches}; a step has at least one")
+        if not 1 <= self.microbatches <= 4096:
+            raise ValueError(f"microbatches={self.microbatches}; use 1 to 4096")
         if self.memory_gb is not None and not 0 < self.memory_gb < math.inf:
             raise ValueError(f"memory_gb={self.memory_gb}; use a number above 0")
         degrees = Degrees(tensor=self.tensor, pipeline=self.pipeline, data=self.data, context=self.context)

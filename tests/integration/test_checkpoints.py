@@ -207,6 +207,8 @@ def test_what_cannot_be_saved_is_refused_by_name(tmp_path: Path):
             saved(model, tmp_path, **more)
     with pytest.raises(TypeError, match=r"extra\['odd'\] is a builtins.set"):
         saved(model, tmp_path, extra={"odd": set()})
+    with pytest.raises(TypeError, match="optimizer= has a int, without a state_dict"):
+        saved(model, tmp_path, optimizer=3)
 
     class Odd(nn.Linear):
         def get_extra_state(self) -> str:
