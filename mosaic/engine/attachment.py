@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -23,8 +24,9 @@ from mosaic.engine.host.executor import detach_parts
 from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.session import Session
-from mosaic.engine.trial import Trial, outer_shapes
-from mosaic.errors import ModuleContractError, UnforeseenError
+from mosaic.engine.trial import Trial
+from mosaic.errors import ModuleContractError, MosaicError, UnforeseenError
+from mosaic.find.restore import Objects
 from mosaic.find.structure import tensors_in
 
 
@@ -122,8 +124,10 @@ class Attachment:
 
     def _placed_call(self, name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._is_called, placed = True, self.placed
-        if placed is None or not self.enabled:
+        if placed is None:
             result = plain(*args, **kwargs)
+        elif not self.enabled:
+            result = placed.executor.call_plainly(placed.sites[name], plain, args, kwargs)
         elif not placed.on_streams or not on_user_stream():
             result = placed.executor.call(placed.sites[name], plain, args, kwargs)
         elif not self._lock.acquire(blocking=False):  # the other thread may be waiting for this one
@@ -147,7 +151,8 @@ class Attachment:
             self._is_called, trial = True, self.trial
             if self._depth or self._hook is None or trial is None or not trial.is_running:
                 return self._run_whole(plain, args, kwargs)
-            trial.before_call(outer_shapes(args, kwargs))
+            shapes = [tensor.shape for tensor in tensors_in((args, kwargs))]
+            trial.before_call((torch.is_grad_enabled(), *shapes))
             self._depth += 1
             try:
                 return self._run_whole(plain, args, kwargs)
@@ -167,20 +172,35 @@ class Attachment:
         unforeseen: UnforeseenError | None = None  # after a call whose draws in Python were not noted
         while True:  # each turn but the last finds a module that stays in place from then on
             parts = self._parts if self._parts is not None and self._parts.is_now() else Parts(self._model)
-            rewind, self._parts = Rewind(parts), None
+            rewind, self._parts = Rewind(parts, Objects(args, kwargs)), None
             try:
                 result = placed.executor.whole(plain, args, kwargs)
             except UnforeseenError as error:
                 if not rewind.undo():
                     raise
                 unforeseen = unforeseen if parts.draws_in_python else error
+            except Exception as error:
+                if isinstance(error, MosaicError) or not placed.executor.has_failed or not rewind.undo():
+                    raise
+                return self._run_without_lanes(placed, plain, args, kwargs)
             else:
+                if placed.executor.has_failed and rewind.undo():  # the model has caught an error
+                    return self._run_without_lanes(placed, plain, args, kwargs)
                 parts.draws_in_python = rewind.draws_in_python()
                 if parts.draws_in_python and unforeseen is not None:
                     raise unforeseen
                 self._parts = parts if parts.is_now() else None  # what was in attributes may keep a whole step alive
                 return result
             placed.forget_calls()
+
+    def _run_without_lanes(self, placed: PlacedPlan, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Makes a call again in which a lane has raised an error, which comes later than in the plain loop."""
+        placed.forget_calls()
+        self.enabled = False
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            self.enabled = True
 
     def _reach(self, name: str) -> None:
         if self.placed is not None:

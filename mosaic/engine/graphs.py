@@ -1,13 +1,11 @@
 """Placed modules as CUDA graphs on their lanes, by the recipe of ``torch.cuda.make_graphed_callables``.
 
 The first call of a kind runs a few times on a side stream; then its forward and its backward are captured on the lane's
-stream. From then on a call copies its inputs to where the graph reads them, replays it, and returns copies of the
-results. These hang in the caller's autograd graph by one node, whose inputs are the call's differentiable inputs and
-the module's parameters: hooks, accumulation, clipping and ``torch.autograd.grad`` see nothing unusual.
+stream. Later calls copy their inputs to where the graph reads them, replay it, and return copies of the results. One
+node of the caller's autograd graph leads from these to the call's differentiable inputs and the module's parameters.
 
 A replay runs no Python. A graph is used while inputs have its shapes, types and plain values, torch its settings, and
-the module its tensors, attributes, and the variables that its code names (``Surroundings``). What cannot be captured
-runs eagerly on its lane; ``eager_calls`` has its name and the reason.
+the module what it holds and names (``Surroundings``). What cannot be captured runs eagerly, noted in ``eager_calls``.
 
 Two things differ from an eager call, both within rounding: the gradient of an input or parameter that is used several
 times is summed inside first, and under autocast a weight is cast at each of its uses.
@@ -180,9 +178,8 @@ class ModuleGraph:
 
     A replay writes static memory and its backward reads it; ``ModuleGraphs`` replays again only after both.
 
-    Each parameter has a stand-in: the same memory, but a leaf of its own. A captured backward ends at these leaves, so
-    it neither runs hooks of the parameters, which run outside, nor waits for the streams of gradient accumulators that
-    others made and keep, such as DDP.
+    Each parameter has a stand-in, a leaf with the same memory, at which a captured backward ends: it neither runs hooks
+    of the parameters nor waits for the streams of gradient accumulators that others keep, such as DDP.
     """
 
     def __init__(
@@ -325,8 +322,7 @@ class ModuleGraph:
     def _capture(self) -> None:
         """Captures the forward in one graph and the backward in another.
 
-        Each graph has a memory pool of its own: sharing one is "safe if you know you'll replay those graphs in the same
-        order you captured them" (ATen/cuda/CUDAGraph.h), and backwards may be at once or in another order.
+        Each has a memory pool of its own: graphs that share one must be replayed in the order of their captures.
         """
 
         def forward() -> None:

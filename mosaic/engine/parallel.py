@@ -46,9 +46,8 @@ class ParallelBlock(ABC):
     def run(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Runs ``function(*args, **kwargs)`` on the lane of ``name`` and returns its result at once.
 
-        On the host the first call of its kind (name, shapes, modes) runs in place, to learn what it returns, and so
-        does work under two names that turns out to share a parameter. On a GPU modules and their methods run on lanes,
-        in the order of their calls where they share memory; other functions run in place.
+        On the host the first call of its kind (name, shapes, modes) runs in place, and so does work under two names
+        that shares a parameter. On a GPU modules and their methods run on lanes, other functions in place.
 
         Raises:
             InvalidPlanError: The block was given a plan or quotas without this name.
@@ -183,9 +182,8 @@ class _HostBlock(ParallelBlock):
 class _StreamBlock(ParallelBlock):
     """Lanes on streams of a device.
 
-    Arguments alone order them. Two pieces with a module in common would write its running statistics at once, and under
-    autocast one would read the cast that the other is making of a weight. So a piece, and a torch function between
-    pieces, waits for other lanes that were given its parameters or buffers.
+    A piece, and a torch function between pieces, waits for other lanes that were given its parameters or buffers: two
+    pieces would write running statistics at once, or read the cast of a weight that the other is making.
     """
 
     executor: StreamExecutor

@@ -45,6 +45,8 @@ class Executor(ABC):
     """Runs placed calls on the host's threads, on streams, or on several ranks."""
 
     calls_again = False  # the model, where a module's call was unforeseen
+    has_failed = False  # work on a lane, in the present call of the model
+    num_learned = 0  # first calls of their kind, which ran in place
     log: SpanLog
 
     def __init__(self, lanes: Lanes) -> None:
@@ -64,6 +66,10 @@ class Executor(ABC):
     def call(
         self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any: ...
+
+    def call_plainly(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Makes a call while lanes are disabled."""
+        return run(*args, **kwargs)
 
     @abstractmethod
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -88,10 +94,6 @@ class Executor(ABC):
     def forget_calls(self) -> None:  # optional
         """Forgets operations of a model call that raised, though a traceback may keep them alive."""
         return
-
-    @property
-    def num_learned(self) -> int:
-        return 0
 
     @property
     def num_backwards(self) -> int:

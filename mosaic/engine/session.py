@@ -119,11 +119,7 @@ def plans_to_try(best: Plan, graph: ModuleGraph, cost: Cost, *, count: int, smal
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """A colocated model from its request to its lanes; each method is one step.
-
-    It ends with ``placed`` (one plan runs), with ``candidates`` (several are tried), or with neither: the model stays
-    as it was.
-    """
+    """A model from its request to ``placed``, ``candidates`` of a trial, or neither; each method is one step."""
 
     model: nn.Module
     request: Request

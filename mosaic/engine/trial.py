@@ -39,18 +39,6 @@ _WINDOW, _DRIFT = 40, 1.1
 """Steps whose median is above nine of ten steps of the trial, and above its median by a tenth, are a drift."""
 
 
-def outer_shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
-    """Returns the shapes of tensors among a call's arguments and one level inside of them: cheap, once a step."""
-    shapes: list[Hashable] = [torch.is_grad_enabled()]
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor):
-            shapes.append(value.shape)
-        elif isinstance(value, Mapping | list | tuple):
-            items = value.values() if isinstance(value, Mapping) else value
-            shapes.extend(item.shape for item in items if isinstance(item, torch.Tensor))
-    return tuple(shapes)
-
-
 # The trial.
 
 
@@ -323,8 +311,7 @@ def sample_step(run: Callable[[], Any]) -> tuple[torch.Tensor, ...]:
 class SampleComparison:
     """Compares losses and gradients of the sample's step with those of the plain loop; nothing trains.
 
-    The plain loop runs twice, on the host the second time with half of the threads, which shows the rounding error
-    of the model. A candidate may differ by ten times as much.
+    The plain loop runs twice, the second time with half of the threads. A candidate may differ by ten times as much.
     """
 
     def __init__(self, model: nn.Module, run: Callable[[], Any], sample: Any, subjects: Sequence[Subject]) -> None:
@@ -407,7 +394,7 @@ class HostClock:
 class EventClock:
     """Timed events on the caller's stream, one a step.
 
-    The time between two is the device's, or the launching thread's where that is slower; no step waits for it.
+    The time between two is the device's, or the launching thread's if that is slower.
     """
 
     def __init__(self, api: StreamApi) -> None:

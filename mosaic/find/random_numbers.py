@@ -114,14 +114,14 @@ def advance(generator: torch.Generator, draws: int) -> None:
     torch.empty(draws % 2, dtype=torch.int32).random_(generator=generator)
 
 
-_RANDOM = re.compile(
+DRAWING = re.compile(
     r"(feature_)?(alpha_)?dropout(\dd)?|stochastic_depth|rand(n|int|perm)?(_like)?|random_|uniform_?|(\w+_)?normal_?"
     r"|bernoulli_?|binomial|multinomial|poisson|cauchy_|exponential_|geometric_|gumbel_softmax|rrelu"
 )
 """Functions that draw random numbers, as code names them."""
 
 
-_WATCHED = re.compile(rf"{_RANDOM.pattern}|scaled_dot_product_attention|multi_head_attention_forward|gru|lstm|rnn_\w+")
+_WATCHED = re.compile(rf"{DRAWING.pattern}|scaled_dot_product_attention|multi_head_attention_forward|gru|lstm|rnn_\w+")
 
 
 class LaneRandomness(TorchFunctionMode):
@@ -182,4 +182,4 @@ def _part_may_draw(part: nn.Module) -> bool:
 def _random_names(kind: Any) -> frozenset[str]:
     classes = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
     functions = [value for base in classes for value in vars(base).values() if isinstance(value, FunctionType)]
-    return frozenset(name for each in functions for name in each.__code__.co_names if _RANDOM.fullmatch(name))
+    return frozenset(name for each in functions for name in each.__code__.co_names if DRAWING.fullmatch(name))

@@ -1,10 +1,8 @@
 """The uses that a module's autograd graph makes of its inputs, so that gradients are summed in the plain loop's order.
 
-A tensor that feeds several operators gets one gradient contribution from each, and floating-point sums depend on
-their order. The autograd engine adds contributions in reverse order of the operators' creation. A module on a
-lane has a graph of its own, cut at its inputs; if each input's contributions were summed inside first, the
-order would differ from the plain loop's. So every use of an input counts as an edge of its own: contributions
-are kept apart inside and summed outside, in the plain order.
+A tensor that feeds several operators gets a gradient from each, and the autograd engine adds these in reverse order of
+the operators' creation. A module on a lane has a graph of its own, cut at its inputs. Every use of an input is an edge
+of its own there: gradients are kept apart inside and summed outside, in the plain loop's order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """State that a module reads besides its arguments, and writes besides its results.
 
-A host lane runs a module's Python later than its call, so a module that exchanges more with the code around it runs
-where it is called. The sample's run shows such a module, and so does the first call of each kind (``Surroundings``).
-Every other call checks what is cheap: torch's settings of the process, attributes, and how often parameters and buffers
-were written to (``ModuleState``). ``docs/limits.md`` has the contract.
+A host lane runs a module's Python later than its call. A module that exchanges more with the code around it, as the
+sample's run and the first call of each kind show (``Surroundings``), runs where it is called. Other calls compare
+settings of the process, attributes, and version counters (``ModuleState``). ``docs/limits.md`` has the contract.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.find.random_numbers import CPU, RandomState, python_state, random_state, torch_state
+from mosaic.find.random_numbers import CPU, DRAWING, RandomState, python_state, random_state, torch_state
 from mosaic.find.restore import Objects, same
-from mosaic.find.structure import tensors_in, version_of, versions_of
+from mosaic.find.structure import PLAIN_TYPES, tensors_in, version_of, versions_of
 from mosaic.find.torch_settings import read, settings_of
 
 _OF_PROCESS = settings_of("process")
@@ -35,6 +34,7 @@ _HOOKS, _LATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulat
 HOOKED = "hooks follow its gradients, which lanes would call in another order"
 _MAX_BYTES = 1 << 16  # a larger buffer is not copied before each call of the model
 _LEFT_ALONE = sys.stdlib_module_names | {"torch", "numpy", "mosaic"}
+_SETTINGS = (*PLAIN_TYPES, tuple, list, set, dict)
 _NO_DATA = (type, ModuleType, BuiltinFunctionType, nn.Module)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Semaphore)
 
@@ -58,10 +58,7 @@ def has_hooks(leaves: Iterable[torch.Tensor], *, own: bool = True) -> bool:
 
 
 class HeldTensors:
-    """The parameters, buffers and children of some parts, as they were when this was made.
-
-    They are compared as objects: operators on tensors would take part in what traces or watches the model.
-    """
+    """Parameters, buffers and children of some parts when this was made; compared as objects, without operators."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         named = {id(each): each for part in parts for each in part._parameters.values() if each is not None}
@@ -87,7 +84,7 @@ class HeldTensors:
 class Parts(HeldTensors):
     """The parts of a module with their attributes, hooks and tensors, as they were when this was made.
 
-    The contents of objects among the attributes are not compared. The module itself is not kept alive.
+    Of objects among the attributes only settings, which hold plain values, are compared. The module is not kept alive.
     """
 
     def __init__(self, module: nn.Module | None, number: int = 0) -> None:
@@ -98,7 +95,7 @@ class Parts(HeldTensors):
         values = [value for part in parts for value in list(vars(part).values())[_NUM_OF_TORCH:]]
         self.containers = [value for value in values if type(value) in (list, dict, set, deque)]  # among attributes
         self.generators = [value for value in values if isinstance(value, torch.Generator)]
-        self._attributes = _with_contents(map(vars, parts))
+        self._attributes = _with_contents([*map(vars, parts), *_settings_in(values)])
         forward = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
         self._hooks = [*self._backward_hooks, *forward]
         self._hook_numbers = list(map(tuple, filter(None, self._hooks)))  # hooks may keep a whole run alive
@@ -132,6 +129,12 @@ class Parts(HeldTensors):
 def _items(tables: Sequence[dict[str, Any]]) -> tuple[list[str], list[Any]]:
     chained = itertools.chain.from_iterable
     return [*chained(tables)], [*chained(map(dict.values, tables))]
+
+
+def _settings_in(values: Iterable[Any]) -> list[dict[str, Any]]:
+    """Returns the contents of dicts and objects among values that hold plain values alone, such as configurations."""
+    tables = {id(table): table for value in values if type(table := getattr(value, "__dict__", value)) is dict}
+    return [table for table in tables.values() if all(isinstance(each, _SETTINGS) for each in table.values())]
 
 
 def _with_contents(tables: Iterable[Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -239,6 +242,13 @@ def places_of(parts: Iterable[nn.Module]) -> list[Place]:
     return list({(id(place.home), place.name): place for place in _all_places(parts)}.values())
 
 
+def helpers_may_draw(module: nn.Module) -> bool:
+    """Returns whether functions that are no methods, named by a module in training, name functions that draw."""
+    homes = [(place.value, place.home) for place in places_of(module.modules() if module.training else ())]
+    functions = [each for each, home in homes if isinstance(each, FunctionType) and isinstance(home, (dict, CellType))]
+    return any(name for each in functions for name in _names_in(each) if DRAWING.fullmatch(name))
+
+
 def compiled_code(parts: Sequence[nn.Module]) -> str | None:
     named = [((p.name, p.value) for p in places_of(parts)), *(vars(part).items() for part in parts)]
     return next((name for name, value in itertools.chain(*named) if hasattr(value, "_torchdynamo_orig_callable")), None)
@@ -265,10 +275,7 @@ def _named_by(value: Any, home: Mapping[str, Any] | CellType | None = None) -> I
     function = getattr(value, "fget", None) or getattr(value, "__func__", value)
     if not isinstance(function, FunctionType) or _is_left_alone(function.__module__ or "builtins"):
         return
-    codes: list[CodeType] = [function.__code__]
-    for code in codes:  # which grows meanwhile
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    names = dict.fromkeys(name for code in codes for name in code.co_names)
+    names = _names_in(function)
     places = list(itertools.starmap(Place, zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)))
     for each in (function.__globals__, home):
         places += [Place(name, each) for name in names if isinstance(each, Mapping) and name in each]
@@ -282,6 +289,13 @@ def _named_by(value: Any, home: Mapping[str, Any] | CellType | None = None) -> I
         yield place
         if home is None:
             yield from _named_by(held, place.home)
+
+
+def _names_in(function: FunctionType) -> dict[str, None]:
+    codes: list[CodeType] = [function.__code__]
+    for code in codes:  # which grows meanwhile
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return dict.fromkeys(name for code in codes for name in code.co_names)
 
 
 def _is_left_alone(module: str) -> bool:
@@ -317,8 +331,8 @@ def sets_context(before: Context, after: Context) -> Obstacle | None:
 class Rewind:
     """The random numbers, small buffers and attributes before a model's call, to make a failed call again."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, arguments: Objects) -> None:
+        self._parts, self._arguments = parts, arguments
         numbers = random_state(CPU) if parts.draws_in_python else torch_state(CPU)  # Python's take long to copy
         own = tuple((generator, generator.get_state()) for generator in parts.generators)
         self._random = replace(numbers, torch=numbers.torch + own)
@@ -326,17 +340,22 @@ class Rewind:
         small = [b for b in parts.buffers if b.layout is torch.strided and b.nbytes <= _MAX_BYTES]
         self._buffers = [(tensor, tensor.detach().clone()) for tensor in small]
         copied = set(map(id, small))
-        self._untouched = [*parts.parameters, *(tensor for tensor in parts.buffers if id(tensor) not in copied)]
+        self._untouched = [
+            *arguments.tensors,
+            *parts.parameters,
+            *(tensor for tensor in parts.buffers if id(tensor) not in copied),
+        ]
         self._versions = versions_of(self._untouched)
         self._gradients = [(each, each.grad) for each in parts.parameters if each.requires_grad]
 
     def undo(self) -> bool:
-        """Restores everything; returns False where parameters or large buffers were written to, and changes nothing."""
+        """Restores everything; only returns False where arguments, parameters or large buffers were written to."""
         if versions_of(self._untouched) != self._versions:
             return False
         if any(parameter.grad is not grad for parameter, grad in self._gradients):
             return False  # a backward has run
         self._parts.restore()
+        self._arguments.restore()
         for container, content in self._containers:
             container.clear()
             container.extend(content) if isinstance(container, (list, deque)) else container.update(content)

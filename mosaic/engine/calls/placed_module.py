@@ -45,6 +45,8 @@ class PlacedModule:
         self.anchor = torch.empty(0, requires_grad=True)
         self.anchor_node = get_gradient_edge(self.anchor).node
         self.last_forward: Ticket[Any] | None = None  # the last forward that went to the lane, or None
+        self.number = 0  # of that
+        self.alone: str | None = None  # why two calls in one backward would sum gradients in another order on a lane
         self.in_flight: weakref.WeakSet[Any] = weakref.WeakSet()  # calls on the lane that wait for their backward
         self.in_place = PendingBackwards()  # calls that ran in place and wait for it
         self._has_written = False
@@ -83,6 +85,7 @@ class PlacedModule:
 
         A module may write something once, to keep it for later calls; the next call is learned from, too.
         """
+        self.alone = self.alone or signature.alone
         if written is not None and self._has_written:
             self.obstacle = Obstacle(
                 f"it writes {written}, which others may read too early", remedy="return it, and pass it as an argument"
@@ -100,10 +103,7 @@ class PlacedModule:
 
 
 class PendingBackwards:
-    """Calls that ran in the caller's own graph, until their backward has come or is impossible.
-
-    Were another call of the same backward to run on a lane, both would add to the same gradients at once.
-    """
+    """Calls in the caller's own graph until their backward, which adds to the gradients that a lane's would."""
 
     def __init__(self) -> None:
         self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()

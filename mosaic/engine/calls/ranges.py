@@ -1,9 +1,7 @@
 """Ranges that profilers show: ``mosaic::<module>.<phase>`` around each placed forward and backward.
 
-torch's profiler and its NVTX emitter get them from ``record_function``, which takes some ten microseconds and is left
-out while neither runs. A build of torch that has NVTX always sets NVTX ranges, which take less than a microsecond.
-Lanes of the host are threads, which torch's profiler shows only if asked for all of them
-(``torch._C._profiler._ExperimentalConfig(profile_all_threads=True)``).
+``record_function`` takes some ten microseconds and is left out while no profiler runs; NVTX ranges are always set.
+torch's profiler shows the host's lanes, which are threads, only with ``_ExperimentalConfig(profile_all_threads=True)``.
 """
 
 from __future__ import annotations

@@ -46,8 +46,7 @@ class ThreadState(tuple[Any, ...]):
     def applied(self) -> Iterator[None]:
         """Switches autocast by its parts.
 
-        Leaving a nested ``torch.autocast`` would clear the cache of cast weights, which all threads share, under the
-        feet of the other lanes.
+        Leaving a nested ``torch.autocast`` would clear the cache of cast weights, which all lanes share.
         """
         before = read(_OF_CALL)
         _set(self, before)
@@ -67,8 +66,7 @@ def _set(values: tuple[Any, ...], now: tuple[Any, ...]) -> None:
 def forget_cast_weights() -> None:
     """Empties autocast's cache of cast weights where the calling thread is in no autocast, as torch does at its end.
 
-    An autocast inside of the model's own forward ends, and empties the cache, while lanes still fill it. What they
-    leave there would be read in the next step, when the weights are others. The lanes must be at rest.
+    An autocast in the model's forward ends while lanes fill the cache, which the next step would read. They must rest.
     """
     torch.autocast_increment_nesting()
     if torch.autocast_decrement_nesting() == 0:

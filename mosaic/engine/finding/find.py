@@ -22,7 +22,7 @@ from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.thread_state import TRANSFORMED, is_transformed
 from mosaic.engine.finding.exchanges import Exchanges
 from mosaic.errors import MosaicError, UnsupportedModelError, said_by
-from mosaic.find.restore import preserved
+from mosaic.find.restore import Objects, preserved
 from mosaic.find.structure import flatten, is_opaque, tensors_in
 from mosaic.find.trace import Operation, Tracer, caller
 from mosaic.graph import ModuleGraph, ModuleNode
@@ -76,7 +76,7 @@ def find_modules(
     Raises:
         UnsupportedModelError: There is no module to place, or a name or pattern fits none.
     """
-    run, modules = runner_of(model, sample), dict(model.named_modules())
+    run, modules, batch = runner_of(model, sample), dict(model.named_modules()), Objects(sample)
     with preserved(model, sample), uncompiled():
         course = Course(model)
         try:
@@ -99,6 +99,7 @@ def find_modules(
         free = [name for name in names if name not in obstacles]
         placed = [name for name in free if not any(name.startswith(f"{other}.") for other in free)]
         exchanges = Exchanges(model, {name: modules[name] for name in placed})
+        batch.restore()  # of what the model has removed from it
         with exchanges.watching():
             run()
     compiled = {name: _COMPILED for name in placed if _is_compiled([*modules[name].modules()])}

@@ -109,8 +109,8 @@ class Call:
     def _input(self, value: torch.Tensor, *, is_leaf: bool) -> torch.Tensor:
         """Returns an input for the branch's own graph.
 
-        It ends in a leaf whose gradient is kept as it arrives; ``grad`` would have the leaf's own strides. Autocast
-        casts a leaf once, and another tensor at each use, so that it is a leaf only where the caller's is one.
+        It ends in a leaf whose gradient is kept as it arrives; ``grad`` would have the leaf's own strides. It is a leaf
+        itself only if the caller's is one, which autocast casts once, and others at each use.
         """
         leaf, at, arrived = value.detach().requires_grad_(), len(self._arrived), self._arrived
         alias = leaf if is_leaf else leaf.view_as(leaf)

@@ -43,6 +43,7 @@ from mosaic.find.trace import caller
 T = TypeVar("T")
 _MAX_FUNCTIONS = 10_000
 _MANY_KINDS = 16
+_EARLIER = "an earlier call of the same backward ran in place"
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 """Torch's own modules that compute other bits where an argument is of a subclass of ``torch.Tensor``."""
 
@@ -57,7 +58,7 @@ class HostExecutor(Executor):
         super().__init__(lanes)
         self.backwards = Backwards(self)
         self.errors: dict[int, BaseException] = {}  # of work that nobody has waited for, by its number
-        self._num_submitted = 0
+        self._num_submitted = self._began_at = 0
         self.log = SpanLog()
         self.num_launched = 0  # how many calls of modules went to lanes
         self._learned: Counter[str] = Counter()
@@ -110,7 +111,7 @@ class HostExecutor(Executor):
 
     def begin(self) -> None:
         """Begins a call of the model, or a block."""
-        self._settings = read_settings()
+        self._settings, self._began_at, self.has_failed = read_settings(), self._num_submitted, False
         self.errors.clear()
         if torch._C._current_graph_task_id() == -1:
             self.backwards.forget_failed()
@@ -132,14 +133,15 @@ class HostExecutor(Executor):
                 arguments = Arguments.take(args, kwargs, join_joined)
                 state = site.state()
                 signature = site.signatures.get(_kind(arguments, state))
-                reason = _unplanned(site, arguments, state, signature)
+                reason = self._reuses(site, grad=arguments.grad) or _unplanned(site, arguments, state, signature)
                 if reason is None and signature is not None:
-                    reason = self._obstacle(site, signature, arguments)
+                    earlier = _EARLIER if arguments.grad and site.in_place else None
+                    reason = signature.obstacle or earlier
                     if reason is None:
                         return self._send(site, run, arguments, signature, state)
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
-        return self._learn(site, run, args, kwargs)
+        return self._learn(site, run, args, kwargs, state)
 
     def _send(
         self,
@@ -201,13 +203,15 @@ class HostExecutor(Executor):
     def note_span(self, site: PlacedModule, phase: str, step: int, start_ns: int) -> None:
         self.log.add(site.name, phase, site.lane.slots, step, start_ns / 1e6, time.perf_counter_ns() / 1e6)
 
-    def _obstacle(self, site: PlacedModule, signature: Signature, arguments: Arguments) -> str | None:
-        grad = arguments.grad
-        if signature.alone is not None and grad and (site.in_flight or site.in_place):
-            site.obstacle = f"it is called again before the backward of its last call, and {signature.alone}"
-        if signature.obstacle is not None or site.obstacle is not None:
-            return signature.obstacle or site.obstacle
-        return "an earlier call of the same backward ran in place" if grad and site.in_place else None
+    def _reuses(self, site: PlacedModule, *, grad: bool) -> str | None:
+        """Keeps a module off its lane where sums of its gradients would have another order than the plain loop's."""
+        if site.alone is None or not grad or not (site.in_flight or site.in_place):
+            return None
+        reason = f"it is called again before the backward of its last call, and {site.alone}"
+        error = refuse(site, reason, "call it once in a step", origin=caller(), without_it=self.without_it)
+        if self._settings is not None and site.in_flight and site.number > self._began_at:
+            raise error  # the call of the model is repeated
+        return site.obstacle
 
     def awaits(self, site: PlacedModule, state: ModuleState) -> bool:
         """Returns whether a call's forward is waited for where it is made.
@@ -226,22 +230,28 @@ class HostExecutor(Executor):
         self.reach(site)
         if reason is not HOOKS_GRADIENTS:  # of what has other uses, too
             args, kwargs = map_tensors(joined, args), map_tensors(joined, kwargs)
+        return self.call_plainly(site, run, args, kwargs)
+
+    def call_plainly(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self._reuses(site, grad=torch.is_grad_enabled())
         result = run(*args, **kwargs)
         inputs = {id(tensor) for tensor in tensors_in((args, kwargs))}
         results = [tensor for tensor in tensors_in(result) if id(tensor) not in inputs]
         self.backwards.follow_in_place(site, results)
         return result
 
-    def _learn(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _learn(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any, state: ModuleState) -> Any:
         """Runs the first call of a kind in place, and learns what the next ones will return."""
         args, kwargs = map_tensors(joined, args), map_tensors(joined, kwargs)
         self.drain()  # nothing is known of it
         self._learned[site.name] += 1
+        self.num_learned += 1
         arguments = Arguments.take(args, kwargs)
         before = None if site.module is None else Surroundings(site.module)
         result, results, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
         kind = _kind(arguments, site.state())
-        site.learned(kind, signature, None if before is None else before.changed())
+        changed = None if before is None else before.changed()
+        site.learned(kind, signature, changed or state.written(writes_buffers=True))
         self.backwards.follow_in_place(site, results)
         return result
 
@@ -277,7 +287,7 @@ class HostExecutor(Executor):
             tensor._ticket = ticket
         if not call.is_glue:
             self.num_launched += 1
-            site.last_forward = ticket
+            site.last_forward, site.number = ticket, self._num_submitted
             self._called[site.name] = site
         if signature.is_single:
             return results[0]
@@ -289,8 +299,8 @@ class HostExecutor(Executor):
         return unflatten(leaves, signature.spec)
 
     def submit(self, site: PlacedModule, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
-        """Submits work to a module's lane; once the lanes are closed, runs it at once."""
-        if self.closed:
+        """Submits work to a module's lane; runs it at once if lanes are closed, or the thread's operators watched."""
+        if self.closed or torch._C._len_torch_dispatch_stack():
             for ticket in after:
                 self.wait(ticket)
             return ReadyTicket(work())
@@ -305,6 +315,7 @@ class HostExecutor(Executor):
                     return work()
             except BaseException as error:
                 self.errors[number] = error
+                self.has_failed = True
                 raise
             finally:
                 self.note_span(site, phase, step, start)
@@ -415,10 +426,6 @@ class HostExecutor(Executor):
         )
         waits = f"results are waited for where modules are called: {self._compiled!r} is compiled by torch"
         return (*([waits] if self._compiled else []), *learned)
-
-    @property
-    def num_learned(self) -> int:
-        return self._learned.total()
 
 
 def _unplanned(site: PlacedModule, arguments: Arguments, state: ModuleState, signature: Signature | None) -> str | None:

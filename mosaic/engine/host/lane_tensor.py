@@ -1,15 +1,14 @@
 """Tensors whose values a lane is still computing.
 
-A placed module returns at once; what it returns are ``LaneTensor``s. They have a shape, a dtype and a place in
-the autograd graph, but no storage. What happens to one decides where the work goes:
+A placed module returns ``LaneTensor``s at once. They have a shape, a dtype and a place in the autograd graph, but no
+storage. What happens to one decides where the work goes:
 
-* a function of torch's that is listed (``torch_functions``), on tensors of one lane, is handed to that lane and runs
-  there as a whole, on real tensors, forward and backward (*glue follows its branch*);
+* a listed function (``torch_functions``) of tensors of one lane runs on that lane, forward and backward (*glue follows
+  its branch*);
 * everything else waits for its inputs and runs where it is called, on plain tensors.
 
 Where a function runs depends on the program alone and never on timing, and gradients are summed in the plain loop's
-order: results are equal bit for bit. A tensor that was joined once counts as an ordinary tensor from then on; this is
-part of that argument.
+order: results are equal bit for bit. So a tensor that was joined once counts as an ordinary tensor from then on.
 """
 
 from __future__ import annotations

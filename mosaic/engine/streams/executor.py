@@ -25,12 +25,7 @@ from mosaic.engine.calls.thread_state import TRANSFORMED, AsLane, is_traced, on_
 from mosaic.engine.graphs import ModuleGraphs
 from mosaic.engine.placing import Executor, SpanLog
 from mosaic.engine.streams.order import HeldState, LaneOrder, ModelCall, Orders, Point
-from mosaic.engine.streams.tensor import (
-    StreamTensor,
-    join_tensor,
-    patch_torch,
-    tagged,
-)
+from mosaic.engine.streams.tensor import StreamTensor, join_tensor, patch_torch, tagged
 from mosaic.errors import ModuleContractError
 from mosaic.find.structure import map_tensors, tensors_in, version_of, versions_of
 from mosaic.timeline import Span
@@ -73,10 +68,8 @@ class StreamExecutor(Executor):
         if held.is_hooked:
             return self.run_here(site.name, run, args, kwargs, HOOKED)
         launched = run if self.graphs is None else partial(self.graphs.call, site, run)
-        try:
+        with suppress(torch.OutOfMemoryError):  # with it go the tensors of what failed; again with nothing beside it
             return self._launch(site, launched, args, kwargs, self.log)
-        except torch.OutOfMemoryError:
-            pass  # with the error go the tensors of what failed, before it is tried again with nothing beside it
         self.settle()
         self.lanes.api.synchronize()
         self.lanes.api.release_workspaces()
@@ -309,9 +302,8 @@ def _run_joined(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 class StreamTimeline(SpanLog):
     """Forwards and backwards of placed modules, by timed events that are read later, so that no step waits for them.
 
-    A backward lasts from the first gradient of the module's results to the gradient of its first parameter, or, where
-    it trains none, to that of an input. The events cost the launching thread more than the order of work does, so they
-    are recorded in the first hundred steps, then in each tenth, and in all while a profiler shows them.
+    A backward lasts from the first gradient of the module's results to that of its first parameter, or of an input.
+    Events take time to launch: they are recorded in the first hundred steps, in each tenth, and while a profiler runs.
     """
 
     def __init__(self, api: StreamApi, clock: StreamClock) -> None:

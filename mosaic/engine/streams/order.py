@@ -2,19 +2,16 @@
 
 One thread launches everything, so that order is a matter of events alone and no thread ever waits. The rules:
 
-* Work on a lane starts after what made its inputs. An input that another lane made has a ``Point``; any other was
-  made on the user's stream, and the lane waits for all that was given to that stream so far.
-* Inside a call of the whole model its arguments are known to be there from the beginning, so work on them waits for
-  that point only, and not for what the user's stream was told to wait for since. Every lane waits for that point once:
-  before it lie the optimizer's step and the gradients that it let go, whose memory may be the lane's own.
+* Work on a lane starts after what made its inputs: another lane's ``Point``, or all that the user's stream was given.
+* In a call of the whole model, work on its arguments waits for the beginning of that call only. Every lane waits for
+  that point once: before it lie the optimizer's step and gradients whose memory may be the lane's own.
 * Torch's allocator is not told of all that the user's stream reads of a lane's memory: gradients that the model takes
-  in its own call, results of other classes, attributes. They may be let go at any time. Until the end of the model's
-  call each piece of work on that lane waits for all that the user's stream was given, since it may get that memory.
+  in its own call, results of other classes, attributes. Until the end of that call each piece of work on the lane
+  waits for all that the user's stream was given, since it may get that memory.
 * A write waits for the readers on other streams, and whoever reads later waits for the write.
 * Tensors of the user's stream that a lane reads, and what its modules hold, must stay as they are until the user's
-  stream waits for the lane. That cannot be ordered, since operators on such tensors are not seen; it is checked, and
-  an error. Torch counts writes, and memory has addresses. Writes through ``.data`` are not counted; the finder sees
-  those that are in the sample's run.
+  stream waits for the lane. This is checked by counted writes and addresses, and an error. Writes through ``.data``
+  are not counted; the finder sees those in the sample's run.
 """
 
 from __future__ import annotations
@@ -308,9 +305,8 @@ class HeldState:
     """Parameters and buffers of one module, compared at the moments that matter.
 
     What differs from the beginning of the model's call was written before the module's own, which then waits for the
-    user's stream. What differs from the end of the module's call was written beside its lane, an error. The module is
-    searched for other tensors beside its own call alone, which reads the same memory, and slow at other moments. What
-    it held before lives until then, so that nothing else gets the memory that a lane reads.
+    user's stream. What differs from the end of the module's call was written beside its lane, an error. What it held
+    before lives until its next call, so that nothing else gets the memory that a lane reads.
     """
 
     def __init__(self, module: nn.Module | None) -> None:

@@ -5,8 +5,8 @@ from which on they are there. What happens to one decides where the work goes:
 
 * an operation on tensors of one lane runs on that lane's stream (*glue follows its branch*), and so does its
   backward, since autograd runs each operation where its forward ran;
-* an operation that mixes lanes, needs values on the host, or writes into something else than its lane's tensors
-  makes the user's stream wait and runs there (*joins where lanes mix*); its results are plain.
+* an operation that mixes lanes, needs values on the host, or writes into other tensors makes the user's stream wait
+  and runs there (*joins where lanes mix*); its results are plain.
 
 Torch functions see the shell and work on the plain tensor, so the autograd graph is that of the plain loop. What goes
 past them (autograd functions, operators in C++) finds a tensor with the same memory and the same gradient, and joins.
@@ -299,8 +299,7 @@ def patch_torch() -> None:
     """Has functions of torch that no tensor's class sees wait for lanes, tell them, or count their writes, from now on.
 
     These are ``to_dlpack``, unless its name was imported before; the one that runs all backwards; and two whose kernels
-    leave version counters as they are on CUDA (seen in 2.11), so that a lane would not wait for an average of weights
-    that the model takes in its own call, such as a momentum encoder's.
+    do not count their writes on CUDA (seen in 2.11), such as those of a momentum encoder in the model's own call.
     """
     to_dlpack = torch._C._to_dlpack  # type: ignore[attr-defined]
 

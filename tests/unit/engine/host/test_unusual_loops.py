@@ -1,0 +1,120 @@
+"""Loops that once differed from the plain loop or raised: equal, in place, or refused by name."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, TwoTowers, colocated, pair_batch, run_both, train
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from mosaic.errors import UnforeseenError
+
+NOISE, GATE = {"by": 0.0}, threading.Event()
+
+
+def jitter(x: torch.Tensor, by: float) -> torch.Tensor:
+    if threading.current_thread() is not threading.main_thread():
+        assert GATE.wait(60)  # until the caller has drawn
+    return x + by * torch.randn_like(x) if by else x
+
+
+@pytest.mark.parametrize("where", ["settings", "a global"])
+def test_draws_that_begin_in_a_later_step_come_in_the_plain_order(where: str):
+    def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        GATE.clear()
+        left, scale = model.left(x), torch.rand(())
+        GATE.set()
+        return left * model.right(y) * scale
+
+    def loop(model: Any, record: Record) -> None:
+        for step in range(6):
+            (NOISE if where == "a global" else vars(model.left.settings))["by"] = 0.1 * (step // 2)
+            record.note(model(*pair_batch(step)), torch.rand(()))
+
+    left = Doing(lambda self, x: jitter(jitter(self.layers(x), NOISE["by"]), self.settings.by))
+    left.settings = SimpleNamespace(by=0.0)
+    run_both(lambda: Glued(glue, left), pair_batch(), SIDE_BY_SIDE, loop)
+
+
+def test_a_module_that_writes_its_parameters_runs_in_place():
+    right = Doing(lambda self, x: self.layers(self.table((x[:, 0].abs() * 3).long().clamp(max=8))))
+    right.table = nn.Embedding(9, 8, max_norm=0.5)
+    assert "right ran in place" in run_both(lambda: TwoTowers(right=right), pair_batch(), SIDE_BY_SIDE, train())
+
+
+@pytest.mark.parametrize("disabled", [(), (False, True, False), (True, False, True)])
+def test_calls_of_one_step_sum_their_gradients_in_the_plain_order(disabled: tuple[bool, ...]):
+    def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = model.left(x) * model.right(y)
+        return left + model.left(y).cos() if getattr(model, "is_twice", False) else left
+
+    def steps(model: Any, handle: Any = None) -> list[torch.Tensor]:
+        record = Record()
+        for step in range(5):
+            losses, model.is_twice = [], step % 2 == 1 and not disabled
+            for number, plainly in enumerate(disabled or (False,)):
+                with handle.disabled() if handle is not None and plainly else nullcontext():
+                    losses.append(model(*pair_batch(3 * step + number)).square().mean())
+            sum(losses).backward()
+            record.note_model(model)
+        return record.values
+
+    model, twin = (Glued(glue, Doing(lambda self, x: self.layers[2](self.layers(x).tanh()))) for _ in range(2))
+    twin.load_state_dict(model.state_dict())
+    with colocated(twin, pair_batch(), SIDE_BY_SIDE, one_thread=True) as handle:
+        assert all(map(torch.equal, steps(twin, handle), steps(model)))
+
+
+@pytest.mark.parametrize("is_caught_inside", [True, False])
+def test_after_an_error_on_a_lane_random_numbers_are_the_plain_loop_s(is_caught_inside: bool):
+    def picky(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        if x.abs().max() > 10:
+            raise ValueError("out of range")
+        return nn.functional.dropout(self.layers(x))
+
+    def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        try:
+            return model.left(x) * model.right(y)
+        except ValueError:
+            return model.right(y) if is_caught_inside else model.left(x)
+
+    def loop(model: nn.Module, record: Record) -> None:
+        for step in range(5):
+            x, y = pair_batch(step)
+            with pytest.raises(ValueError, match="out of") if step > 1 and not is_caught_inside else nullcontext():
+                record.note(model(x * 100 if step > 1 else x, y))
+            record.note(torch.rand(()))
+
+    run_both(lambda: Glued(glue, Doing(picky), Doing(picky)), pair_batch(), SIDE_BY_SIDE, loop)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_repeated_call_has_its_arguments_as_they_were_or_is_an_error(writes: bool):
+    def glue(model: Glued, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = batch["x"].mul_(2) if writes else batch.pop("x")
+        return model.left(x).sum() + model.right(batch["y"]).sum()
+
+    def loop(model: nn.Module, record: Record) -> None:
+        for step in range(4):
+            record.note(model(dict(zip("xy", pair_batch(step), strict=True))))
+
+    ragged, sample = Doing(lambda self, x: self.layers(x)[x[:, 0] > 0]), dict(zip("xy", pair_batch(), strict=True))
+    with pytest.raises(UnforeseenError) if writes else nullcontext():
+        run_both(lambda: Glued(glue, ragged), (sample,), SIDE_BY_SIDE, loop)
+
+
+def test_a_mode_around_the_backward_sees_the_operators_of_all_modules():
+    def loop(model: nn.Module, record: Record) -> None:
+        for step in range(3):
+            loss, counter = model(*pair_batch(step)).square().mean(), FlopCounterMode(display=False)
+            with counter:
+                loss.backward()
+            record.note(counter.get_total_flops())
+
+    run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, loop)
