@@ -360,8 +360,8 @@ def margin_finding(scores: Scores, settings: GateSettings) -> Finding:
     """Checks that a model with the champion's own scores would pass on these frozen rows."""
     equal = compare("frozen", paired(scores, scores), -settings.margin, settings)
     sentence = (
-        f"A model equal to the champion is sure to lose at most {-equal.low:.2g} on {equal.num_rows:,} frozen rows in "
-        f"{equal.num_clusters:,} clusters, and margin = {settings.margin:g}"
+        f"{equal.num_rows:,} frozen rows in {equal.num_clusters:,} clusters show losses from {-equal.low:.2g} on, and "
+        f"margin = {settings.margin:g}"
     )
     remedy = ": raise the margin above that, or bring more rows, of more clusters"
     return Finding.of("margin", equal.passed, sentence, remedy)

@@ -275,7 +275,7 @@ STORY = (
     StoryDay("new voices and strokes", "promoted", _NEW_PEOPLE, new_people),
     StoryDay("no audio", "re-planned, audio kept by replay", DayKind(mix={"image": 1.0}), no_audio),
     StoryDay("a new task, motion", "partial load, old weights equal at step 0", _WITH_MOTION, new_task),
-    StoryDay("half of the labels wrong", "alarm, refused", replace(_WITH_MOTION, wrong_site="south"), wrong_labels),
+    StoryDay("half of the labels wrong", "quarantined", replace(_WITH_MOTION, wrong_site="south"), wrong_labels),
     StoryDay("two ranks", "same samples, losses as on one rank", _WITH_MOTION, other_ranks),
     StoryDay("strong drift, short window", "ends in time, judged as it is", _DRIFT, short_window),
 )
@@ -327,7 +327,7 @@ def play(
 
 
 def played_table(played: Sequence[Played]) -> Table:
-    table = Table("day", "change", "expected", "came of it", "", box=None, padding=(0, 1))
+    table = Table("day", "change", "expected", "result", "", box=None, padding=(0, 1))
     for day in played:
         outcomes = "; ".join(check.result for check in day.checks)
         table.add_row(str(day.number), day.day.change, day.day.expected, outcomes, "ok" if day.met else "NO")
