@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.backends import mha
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -28,13 +29,15 @@ Forward = Callable[..., Any]
 
 @contextmanager
 def replaced_forwards(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
-    """Replaces the modules' ``forward``; hooks still run around it."""
-    before = {module: module.__dict__.get("forward") for module in forwards}
+    """Replaces the modules' ``forward``; hooks still run around it, and torch's encoders pass no nested tensors."""
+    before, is_fast = {module: module.__dict__.get("forward") for module in forwards}, mha.get_fastpath_enabled()
     try:
+        mha.set_fastpath_enabled(False)  # of forwards without gradients
         for module, forward in forwards.items():
             module.__dict__["forward"] = forward
         yield
     finally:
+        mha.set_fastpath_enabled(is_fast)
         for module, own in before.items():
             if own is None:
                 module.__dict__.pop("forward", None)

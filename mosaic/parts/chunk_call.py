@@ -152,11 +152,7 @@ class ChunkCall:
             self._paused = None
 
     def sent(self, values: Collection[Value]) -> tuple[torch.Tensor, ...]:
-        """Returns the values to send, in this order, including received ones for later chunks.
-
-        Raises:
-            UnsplittableError: A value was changed in place, was not made, or has a hook.
-        """
+        """Returns the values to send, in this order, including received ones for later chunks."""
         for value in values:
             tensor = self.values.get(value)
             if tensor is None and value in self.received:  # the chunk ends before the module is called
@@ -199,9 +195,6 @@ class ForwardPatch:
         self.forward: Forward = module.forward
         self._current, self._in_use = current, in_use
 
-    def save_forward(self) -> None:
-        self.forward = self.module.forward
-
     def run(self, *args: Any, **kwargs: Any) -> Any:
         with self._in_use.shared():
             return self.forward(*args, **kwargs)
@@ -231,8 +224,6 @@ def run_layer(
     ``recompute`` keeps its arguments alone, and ``selective`` also the results of products, convolutions and attention
     (PipeWeaver, section 6.3); backward runs the rest again. With ``offload`` all of it waits in the host's memory.
     """
-    if strategy not in STRATEGIES:
-        raise ValueError(f"strategy {strategy!r}; use one of {', '.join(STRATEGIES)}")
     if strategy == "keep":
         return layer(*args, **kwargs)
     if strategy == "offload":

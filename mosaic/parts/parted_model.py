@@ -44,11 +44,7 @@ class ChunkPlan:
 
 
 def plan_chunk(split: ModelSplit, chunk: Sequence[Part], present: frozenset[str]) -> ChunkPlan:
-    """Plans a chunk for microbatches that call these modules.
-
-    Raises:
-        ValueError: They call none of the chunk's modules.
-    """
+    """Plans a chunk for microbatches that call these modules, of which it has one or more."""
     own = split.sites_of(chunk)
     running = [index for index in own if split.sites[index].module in present]
     if not running:
@@ -171,7 +167,7 @@ class PartedModel:
         layers = [patch for patch in self._patches if any(split.sites[site].is_layer for site in patch.sites)]
         idle = [patch.module for patch in layers if running.isdisjoint(patch.sites)]  # buffers of others may be read
         drop_weights(model, keep=self._names, whole=() if keeps_buffers else idle)
-        self._stand_ins = self._make_stand_ins()
+        self.renew_stand_ins()
         self._blank = BlankResults(self.device, self._in_use.alone)
         self._lock = threading.Lock()
         self._num_calls = 0
@@ -204,24 +200,18 @@ class PartedModel:
 
         Returns:
             The chunk's tensors, by module; or the model's output if it ends here, without leaves of other modules.
-
-        Raises:
-            ValueError: The chunk is on another rank, an input is missing, or strategies and layers differ in number.
-            UnsplittableError: The microbatch takes another path through the model than the sample.
         """
-        if chunk not in self.own:
-            raise ValueError(f"chunk {chunk} does not run on this rank, which has {sorted(self.own)}; send it there")
         plan = self._plan(chunk, kwargs)
-        if strategies and len(strategies) != len(plan.layers):
-            raise ValueError(f"{len(strategies)} strategies for {len(plan.layers)} layers; give one for each, or none")
-        inputs = self._inputs(chunk, plan, received or {})
+        inputs: dict[Value, torch.Tensor] = {}
+        for module, values in plan.entries.items():
+            inputs |= zip(values, (received or {}).get(module, ()), strict=True)
         kind, kinds = (self._switches, self.kind_of(kwargs)), self._kinds.setdefault(chunk, {(None, self.split.kind)})
         if kind not in kinds and len(kinds) < MAX_KINDS:
             kinds.add(kind)
             self._check_path(chunk, plan, kwargs, inputs)
         call = self._new_call(plan, own=plan.own, received=inputs)
         call.draws = draws
-        call.strategies = dict(zip(plan.layers, strategies, strict=False))
+        call.strategies = dict(zip(plan.layers, strategies, strict=True)) if strategies else {}
         call.offload = self.new_offload() if offload is None and "offload" in strategies else offload
         return self._run(plan, call, kwargs)
 
@@ -286,11 +276,7 @@ class PartedModel:
         return self._in_use.shared()
 
     def give_memory(self) -> frozenset[str]:
-        """Allocates this rank's weights on the meta device, to be loaded; returns their names.
-
-        Raises:
-            UnsplittableError: A buffer of this rank is on the meta device.
-        """
+        """Allocates this rank's weights on the meta device, to be loaded; returns their names."""
         running = frozenset().union(*(self.split.sites_of(self.chunks[index]) for index in self.own))
         for patch in self._patches:
             for name, buffer in patch.module.named_buffers():
@@ -298,7 +284,7 @@ class PartedModel:
                     raise meta_buffer(f"{patch.path}.{name}")
         allocated = give_memory(self.model, names=self._names, device=self.device)
         if allocated:
-            self._stand_ins = self._make_stand_ins()
+            self.renew_stand_ins()
         return allocated
 
     @contextmanager
@@ -310,17 +296,13 @@ class PartedModel:
         finally:
             if allocated:
                 drop_weights(self.model, keep={name for name, _ in self.model.named_parameters()} - allocated, whole=())
-                self._stand_ins = self._make_stand_ins()
+                self.renew_stand_ins()
 
     def renew_stand_ins(self) -> None:
-        """Updates stand-ins after another object of this class over the same model has dropped weights."""
-        self._stand_ins = self._make_stand_ins()
-
-    def _make_stand_ins(self) -> StandIns:
-        """Makes stand-ins for all weights except those in layers; glue may read the first layer's device."""
+        """Makes stand-ins for dropped weights except those in layers; glue may read the first layer's device."""
         layers = {site.path for site in self.split.sites if site.is_layer and site.layer}
         inside = [patch.module for patch in self._patches if patch.path in layers]
-        return StandIns(self.model, inside=inside, device=self.device)
+        self._stand_ins = StandIns(self.model, inside=inside, device=self.device)
 
     def _make_patches(self) -> list[ForwardPatch]:
         sites: dict[str, list[int]] = {}
@@ -384,7 +366,8 @@ class PartedModel:
             self._current.chunk_call = call
             call.pause_random_numbers()
             try:
-                return _run_apart(self.model, self.split.copied(kwargs))
+                with torch.set_grad_enabled(torch.is_grad_enabled()):  # a call that ends early restores no settings
+                    return copy_context().run(self.model, **self.split.copied(kwargs))
             except ChunkEnded as end:
                 end.__traceback__ = None  # its frames hold tensors
                 return None
@@ -407,7 +390,7 @@ class PartedModel:
                         "set it on a module inside of the layer, one that does all of its work"
                     )
                 for patch in self._patches:
-                    patch.save_forward()
+                    patch.forward = patch.module.forward
                 self._in_place.enter_context(self._stand_ins.placed())
                 self._in_place.enter_context(replaced_forwards({patch.module: patch for patch in self._patches}))
             self._num_calls += 1
@@ -418,19 +401,6 @@ class PartedModel:
                 self._num_calls -= 1
                 if not self._num_calls:
                     self._in_place.close()
-
-    @staticmethod
-    def _inputs(chunk: int, plan: ChunkPlan, received: Sent) -> dict[Value, torch.Tensor]:
-        inputs: dict[Value, torch.Tensor] = {}
-        for module, values in plan.entries.items():
-            tensors = received.get(module, ())
-            if len(tensors) != len(values):
-                raise ValueError(
-                    f"chunk {chunk} received {len(tensors)} tensors of {module!r} and needs {len(values)}; hand over "
-                    "what forward of the chunk before returned"
-                )
-            inputs |= dict(zip(values, tensors, strict=True))
-        return inputs
 
     def _without_foreign_leaves(self, output: Any) -> Any:
         if isinstance(output, torch.Tensor):
@@ -444,21 +414,13 @@ class PartedModel:
         return pytree.tree_unflatten(own, tree)
 
 
-def _run_apart(model: nn.Module, kwargs: Mapping[str, Any]) -> Any:
-    """Calls a model that may end early, and restores its thread's settings."""
-    with torch.set_grad_enabled(torch.is_grad_enabled()):
-        return copy_context().run(model, **kwargs)
-
-
 def _shape(value: Any) -> Hashable:
-    leaves = pytree.tree_leaves_with_path(value)
-    return tuple((pytree.keystr(path), _leaf_shape(leaf)) for path, leaf in leaves)
+    return tuple(
+        (pytree.keystr(path), *((tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else [repr(leaf)]))
+        for path, leaf in pytree.tree_leaves_with_path(value)
+    )
 
 
 def _values(value: Any) -> Hashable:
     tensors = [leaf.detach().cpu() for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
     return tuple(hash(tensor.reshape(-1).view(torch.uint8).numpy().tobytes()) for tensor in tensors)
-
-
-def _leaf_shape(leaf: Any) -> Hashable:
-    return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mosaic.context.items import ItemShare
-from mosaic.errors import UnsplittableError
+from mosaic.errors import UnsplittableError, said_by
 from mosaic.find.random_numbers import RandomState, forked, torch_state
 from mosaic.parts.offload import Offload
 from mosaic.parts.parted_model import PartedModel
@@ -165,10 +165,12 @@ def checked_loss(loss: Loss, output: Any, kwargs: Mapping[str, Any], model: Part
     try:
         value = loss(output, kwargs)
     except Exception as error:  # of any kind: it is the user's code that runs
-        error.add_note(
-            "outputs of other ranks that the loss did not read with the sample are None: let it read them there"
-        )
-        raise
+        if "NoneType" not in str(error):
+            raise
+        raise UnsplittableError(
+            f"the loss raises {said_by(error)}; outputs of other ranks that it did not read with the sample are None: "
+            "let it read them there"
+        ) from error
     if not before.is_same(torch_state(model.device)):
         raise UnsplittableError(
             "the loss draws random numbers, which ranks without the last layer do not; draw them in the model, or in "

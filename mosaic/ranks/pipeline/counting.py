@@ -13,10 +13,10 @@ from torch.utils import _pytree as pytree
 
 from mosaic.cost.counting.count import KernelsOf, count_module
 from mosaic.cost.counts import ModuleCounts
-from mosaic.errors import UnsupportedModelError
-from mosaic.find.random_numbers import forked
+from mosaic.errors import MosaicError, UnsplittableError, UnsupportedModelError, said_by
+from mosaic.find.random_numbers import forked, random_state
 from mosaic.graph import Part
-from mosaic.parts.blank import is_cache, without_cache
+from mosaic.parts.blank import is_cache, replaced_forwards, without_cache
 from mosaic.parts.parted_model import PartedModel, is_alike
 from mosaic.parts.pieces import count_units, join_pieces, take_units
 from mosaic.parts.split import ModelSplit, SplitModule
@@ -204,11 +204,23 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> tuple[list[tuple[An
                 handle.remove()
 
     outputs = []
-    with torch.no_grad(), watching(), forked(whole.device):
-        if any(parameter.is_meta for parameter in whole.model.parameters()):
-            whole.skip_random_numbers(sample)  # all modules are called, and none runs
-        else:
+    with torch.no_grad(), watching(), forked(whole.device), replaced_forwards({}):
+        if not any(parameter.is_meta for parameter in whole.model.parameters()):
             outputs = [_run(whole, sample) for _ in range(2)]
+        try:
+            whole.skip_random_numbers(sample)  # all modules are called, and none runs
+        except MosaicError:
+            raise
+        except Exception as error:  # of any kind: it is the user's code that runs
+            raise UnsplittableError(
+                f"between layers, where ranks have zeros for results of others, the model raises {said_by(error)}: let "
+                "the module that makes such a result compute with it, too"
+            ) from error
+        if outputs and not random_state(whole.device).is_same(outputs[0][1]):
+            raise UnsplittableError(
+                "random numbers are drawn in a way that ranks cannot repeat without the layers that draw, such as "
+                "behind torch.manual_seed in one: draw them in the loop, and pass them as arguments"
+            )
     repeats = is_alike(outputs[:1], outputs[1:], rtol=1e-4 if whole.device.type == "cpu" else 1e-2)
     return [(sites[place], arguments) for place, arguments in seen.items() if place in sites], repeats
 
@@ -260,7 +272,7 @@ def _has_units(whole: PartedModel, sample: Mapping[str, Any], name: str) -> bool
 
 def _run(whole: PartedModel, sample: Mapping[str, Any]) -> Any:
     with forked(whole.device):
-        return whole.model(**whole.split.copied(sample))
+        return whole.model(**whole.split.copied(sample)), random_state(whole.device)
 
 
 def _sum(calls: Sequence[Layer]) -> Layer:

@@ -270,6 +270,7 @@ class Pipeline(Checkpointer):
         if modes != self._checked_modes:
             check_model(self._model)
             self._checked_modes = modes
+        self._runner.state.begin()
         own, counted = self._setup.cut(microbatches), []
         for at, microbatch in enumerate(own):
             try:

@@ -25,10 +25,7 @@ _LOG = logging.getLogger("mosaic")
 
 
 def backend_of(world: World) -> Backend | None:
-    """Returns the backend of this rank: its GPU, or its share of its machine's cores; None for a GPU without lanes.
-
-    Pipelines run on such GPUs, too; the log says why they have no lanes.
-    """
+    """Returns the backend of this rank: its GPU, or its share of its machine's cores; None for a GPU without lanes."""
     if world.device.type == "cuda":
         try:
             return default_backend(torch.device("cuda", own_gpu()))

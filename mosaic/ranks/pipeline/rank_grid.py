@@ -11,11 +11,7 @@ Ranks that share a sequence have the same layers, as those of different replicas
 
 Places may have different numbers of tensor ranks, as modules with degrees of their own need (Cornstarch, section 3.2).
 All tensor ranks of a place have the whole of what goes in and out of it, so the rank at tensor index ``t`` receives
-from the one at ``t`` modulo the sender's number. With ``pipeline=2, tensor_by_place=(1, 2)``::
-
-    rank      0  1  2
-    place     0  1  1
-    tensor    0  0  1
+from the one at ``t`` modulo the sender's number.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
         "the ranks found other lists of layers; give all ranks the same model, modules= and sample",
     )
     cluster = find_cluster("host" if world.device.type == "cpu" else "h100-80g", max(2, world.size))
-    with restored_objects(model), unchanged_buffers(model):
+    with unchanged_buffers(model):
         counted = count_model(model, split, step[0], RankHardware(cluster=cluster), offload=asked.options.offload)
     if not counted.repeats:
         raise UnsplittableError(
@@ -381,25 +381,20 @@ def _check_same(world: World, own: str, message: str) -> None:
 
 @contextmanager
 def unchanged_buffers(model: nn.Module) -> Iterator[None]:
-    """A block in which a model is run; its buffers are restored, and changes to those of checkpoints are refused."""
+    """A block in which a model is run and then restored; changes to buffers of checkpoints are refused."""
     before = [
-        (f"{path}.{name}" if path else name, module, name, buffer, buffer.detach().clone())
+        (f"{path}.{name}" if path else name, module, name, buffer.detach().clone())
         for path, module in model.named_modules()
         for name, buffer in module._buffers.items()
         if buffer is not None and not buffer.is_meta and name not in module._non_persistent_buffers_set
     ]
-    changed = []
-    try:
+    with restored_objects(model):
         yield
         changed = [
             f"{path} of a {type(module).__name__}"
-            for path, module, name, _, value in before
+            for path, module, name, value in before
             if not _is_same(module._buffers.get(name), value)
         ]
-    finally:
-        with torch.no_grad():
-            for _, module, name, buffer, value in before:
-                module._buffers[name] = buffer.copy_(value)
     if changed:
         raise UnsplittableError(
             f"{changed[0]} changes with each forward, as running averages do; in a pipeline microbatches run in "

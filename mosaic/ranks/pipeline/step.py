@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from mosaic.artifact import fingerprint
-from mosaic.errors import InvalidScheduleError, RankFailedError
+from mosaic.errors import InvalidScheduleError, RankFailedError, UnsplittableError
+from mosaic.find.restore import same
+from mosaic.find.structure import version_of
 from mosaic.parts.parted_model import PartedModel
+from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.planner import SharedStep
@@ -26,6 +29,35 @@ from mosaic.ranks.pipeline.setup import PipelineSetup
 class StepResult(NamedTuple):
     losses: Tensor
     spans: Sequence[Span]
+
+
+class WatchedState:
+    """Numbers and buffers of modules that the sample's forward did not write to: larger batches may."""
+
+    def __init__(self, model: nn.Module, split: ModelSplit) -> None:
+        writers = tuple(f"{site.path}." for site in split.sites if site.path and site.has_effects)
+        tables = [(path, vars(each)) for path, each in model.named_modules() if not f"{path}.".startswith(writers)]
+        self._buffers = [(path, table["_buffers"]) for path, table in tables]
+        self._numbers = [
+            (path, table, key) for path, table in tables for key in table if type(table[key]) in (int, float)
+        ]
+        self.begin()
+
+    def begin(self) -> None:
+        self._before = self._now()
+
+    def changed(self) -> str:
+        """Returns the name of one that was changed since ``begin``, or nothing; puts back the values before."""
+        now = self._now()
+        names = [".".join(filter(None, key)) for key in now if not same(now[key], self._before.get(key))]
+        if names:
+            for (_, name), (table, value, _) in self._before.items():
+                table[name] = value
+        return next(iter(names), "")
+
+    def _now(self) -> dict[tuple[str, str], Any]:
+        now = {(p, name): (t, b, b if b is None else version_of(b)) for p, t in self._buffers for name, b in t.items()}
+        return now | {(path, name): (table, table.get(name), 0) for path, table, name in self._numbers}
 
 
 class PipelineRunner:
@@ -59,6 +91,7 @@ class PipelineRunner:
         with self.parted.lent_memory():
             self.sums = GradientSums(model, counted.split, partition, grid, setup.slices)
         self._items = None if grid.context_group is None else SharedItems(self.parted, grid.context_group)
+        self.state = WatchedState(model, counted.split)
         counted.numbers.add_follower(self.parted)
         self._lanes = open_lanes(setup.backend, partition, grid.place)
         grid.transport.open_lanes(lane_pairs(partition, counted.split.feeds))
@@ -126,11 +159,17 @@ class PipelineRunner:
                 raise
 
         # 5. Losses on every rank; ranks that share a sequence have a part of its loss each.
-        gathered = transport.all_gather((losses, digests))
+        gathered = transport.all_gather((losses, digests, self.state.changed()))
         if digests is not None:
-            check_alike([theirs for _, theirs in gathered])
+            check_alike([theirs for _, theirs, _ in gathered])
+        if changed := next((name for *_, name in gathered if name), None):
+            raise UnsplittableError(
+                f"{changed} changes with one of these microbatches, and did not with the sample; chunks run in another "
+                "order, each on its rank: call the model with the largest microbatch before mosaic.pipeline, or do not "
+                "keep it"
+            )
         total = [0.0] * len(microbatches)
-        for at, loss in (item for theirs, _ in gathered for item in theirs.items()):
+        for at, loss in (item for theirs, *_ in gathered for item in theirs.items()):
             total[at] += loss
         return StepResult(torch.tensor(total), spans)
 

@@ -16,6 +16,7 @@ from itertools import chain, pairwise
 
 from mosaic.errors import InfeasibleError
 from mosaic.find.random_numbers import forked
+from mosaic.find.restore import restored_objects
 from mosaic.graph import Part
 from mosaic.pipelining.layers import ModuleFit
 from mosaic.pipelining.orders import OrderLimits
@@ -60,7 +61,7 @@ def try_plans(setup: PipelineSetup, step: Microbatches) -> PipelineTrial:
         InfeasibleError: No plan fits in memory.
         RankFailedError: Another rank has failed; names it.
     """
-    with forked(setup.world.device):
+    with forked(setup.world.device), restored_objects(setup.model):
         setup = fit_modules(setup, step)
         candidates = _candidates(setup)
         planners = {name: planner for name, planner in candidates.items() if isinstance(planner, StepPlanner)}

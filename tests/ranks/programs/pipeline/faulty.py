@@ -115,6 +115,12 @@ def refused_starts(rank: int, size: int, place: Path) -> None:
     pipe.remove()
     with pytest.raises(UnsplittableError, match="gives other results when it is called again"):
         mosaic.pipeline(Remembering(nn.Linear(4, 4), nn.Linear(4, 4)), {"x": torch.randn(2, 4)}, trial=False)
+    pipe = mosaic.pipeline(Growing(nn.Linear(4, 4), nn.Linear(4, 4)), {"x": torch.randn(2, 4)}, trial=False, data=1)
+    for rows in (3, 4):
+        with pytest.raises(UnsplittableError, match="longest changes with one of these microbatches"):
+            pipe.step([{"x": torch.randn(2, 4)}, {"x": torch.randn(rows, 4)}])
+        assert pipe.step([{"x": torch.ones(2, 4)}]).isfinite()
+    pipe.remove()
     pipe, _ = begun(plan=halves(2))
     train(pipe, torch.optim.SGD(pipe.parameters(), 0.1), 1)
     pipe.remove()
@@ -130,6 +136,19 @@ class Remembering(nn.Sequential):
         x = super().forward(x if self.last is None else x + self.last)
         self.last = x.detach().mean()
         return x.sum()
+
+
+class Growing(nn.Sequential):
+    """Scales by the largest batch so far, as caches of positions are made for one."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.longest = 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > self.longest:
+            self.longest = len(x)
+        return super().forward(x / self.longest).sum()
 
 
 def halves(first: int) -> Partition:

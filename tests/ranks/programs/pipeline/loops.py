@@ -84,6 +84,7 @@ def with_averages(rank: int, size: int, place: Path) -> None:
             optimizer.zero_grad()
             rates.step()
             average.update_parameters(network)
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
             with torch.no_grad():
                 for kept, one in zip(by_hand, network.parameters(), strict=True):
                     kept.lerp_(one, 0.2)

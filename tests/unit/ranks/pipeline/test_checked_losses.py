@@ -20,6 +20,7 @@ def test_losses_that_draw_numbers_or_train_beside_the_model_are_refused():
     for loss, said in (
         (lambda output, _: output.sum() * torch.rand(()), "draws random numbers"),
         (lambda output, _: output.sum() * temperature.exp(), r"trains a tensor of shape \(\)"),
+        (lambda output, _: output.sum() + None, r"raises TypeError: .* let it read them there"),  # type: ignore[operator]
     ):
         with pytest.raises(UnsplittableError, match=said):
             checked_loss(loss, output, given, parted)
