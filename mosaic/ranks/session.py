@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
@@ -18,7 +17,7 @@ from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.session import Session, refuse, refuse_graphs_of_compiler, warm_up
 from mosaic.errors import UnsupportedModelError
 from mosaic.find.restore import preserved
-from mosaic.find.structure import flatten, map_tensors
+from mosaic.find.structure import flatten, map_tensors, version_of
 from mosaic.plan import Placement, Plan
 from mosaic.profiler import Subject
 from mosaic.ranks.calls.executor import RankExecutor
@@ -57,6 +56,8 @@ class RankSession(Session):
     """For each module, which of its arguments have a row for each sample."""
     learned: Mapping[str, tuple[Template, Signature]] = field(init=False)
     """For each module its result, and what its call showed."""
+    statistics: Sequence[str] = field(init=False)
+    """Buffers outside of placed modules that the sample's step writes: after each backward they are rank 0's."""
     placed: RankPlan = field(init=False)
     report: TrialReport = field(init=False)
     """Of the plans that were tried."""
@@ -66,15 +67,17 @@ class RankSession(Session):
         world, model = self.world, self.model
         world.run_on_all(self._find_here)
         world.check_alike(facts_of(self.request.backend.device, self.finding.graph))
-        for tensor in (*model.parameters(), *model.buffers()):
-            with world.progress.waiting(THE_LOOP, "agreement"):
-                dist.broadcast(tensor.detach(), src=0, group=world.carrier_of(tensor))
+        world.share_values((*model.parameters(), *model.buffers()))
 
     def _find_here(self) -> None:
         request, backend = self.request, self.request.backend
         refuse(self.model, backend)
         refuse_sparse(self.model)
+        before = {name: version_of(buffer) for name, buffer in self.model.named_buffers()}
         self.finding, self.batched = find_with_rows(self.model, request.sample, request.modules, request.exclude)
+        inside = {id(each) for subject in self.finding.subjects for each in subject.module.buffers()}
+        outside = [(name, each) for name, each in self.model.named_buffers() if id(each) not in inside]
+        self.statistics = [name for name, each in outside if version_of(each) != before.get(name)]
         refuse_graphs_of_compiler(self.finding, backend)
         self.learned = {subject.name: self._learn(subject) for subject in self.finding.subjects}
 
@@ -151,6 +154,7 @@ def place(session: RankSession, plan: Plan, executor: RankExecutor, *, gives_up:
     members = {placed.module: tuple(sorted(placed.devices)) for placed in plan.placements}
     placed = RankPlan(plan, finding, executor)
     placed.holdings = holdings_of(session.model, finding.subjects, members, finding.users, world.size)
+    executor.backward_ended = lambda: world.share_values(map(session.model.get_buffer, session.statistics))
     notes = []
     if executor.lanes.streams is not None:
         notes.append(

@@ -63,6 +63,7 @@ class RankExecutor(Executor):
         self._pending = PendingBackwards()
         self._task = -1
         self._failure: BaseException | None = None
+        self.backward_ended: Callable[[], None] = lambda: None
         self.progress.step = 0
 
     def begin(
@@ -226,6 +227,7 @@ class RankExecutor(Executor):
         self._end_backward()
         for reducer in self._shared:
             reducer.finish()
+        self.backward_ended()
         for name, num_bytes in self._unrouted_bytes.items():
             self.sent_bytes[name, "reduce"] += num_bytes
         self.progress.step += 1

@@ -9,7 +9,7 @@ import os
 import socket
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -236,6 +236,12 @@ class World(Ranks):
     def carrier_of(self, tensor: torch.Tensor) -> dist.ProcessGroup:
         """Returns the group of all ranks that moves a tensor."""
         return carrier_of(tensor, self.everyone, self.agreements)
+
+    def share_values(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Copies rank 0's values into the tensors of all ranks."""
+        for tensor in tensors:
+            with self.progress.waiting(THE_LOOP, "agreement"):
+                dist.broadcast(tensor.detach(), src=0, group=self.carrier_of(tensor))
 
     def cancel_token(self, name: str, groups: list[dist.ProcessGroup]) -> CancelToken:
         return CancelToken(self._heartbeats, name, groups)

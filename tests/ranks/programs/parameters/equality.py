@@ -86,6 +86,28 @@ def on_two_ranks(rank: int, size: int) -> None:
     random_graphs(rank, size)
     bit_for_bit(rank, size)
     checkpointed(rank, size)
+    with_statistics(rank, size)
+
+
+def with_statistics(rank: int, size: int) -> None:
+    """A buffer outside of placed modules, which each forward writes, is rank 0's in the next one."""
+
+    class Centred(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mean.lerp_(x.detach().mean(), 0.5)
+            return super().forward(x - self.mean).square().mean()
+
+    model = Centred(nn.Linear(4, 4), nn.Linear(4, 2))
+    model.register_buffer("mean", torch.zeros(()))
+    wrapped = nn.parallel.DistributedDataParallel(copy.deepcopy(model))
+    x = torch.randn(3, 4) + rank
+    handle = colocated(model, x, {"0": (0,), "1": (1,)}, size)
+    for _ in range(3):
+        losses = [each(x) for each in (model, wrapped)]
+        for loss in losses:
+            loss.backward()
+        torch.testing.assert_close(*losses)
+    handle.remove()
 
 
 def bit_for_bit(rank: int, size: int) -> None:

@@ -74,5 +74,3 @@ def test_numbers_and_buffers_that_larger_batches_change_are_named_and_put_back()
     assert (state.changed(), model.longest) == ("longest", 3)
     cache.add_(1)
     assert state.changed() == "0.cache"
-    state.begin()
-    assert not state.changed()
