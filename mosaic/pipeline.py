@@ -11,6 +11,7 @@ from torch import nn
 from mosaic.backends.base import Backend
 from mosaic.context.plan import ContextSettings
 from mosaic.engine.options import RankSettings
+from mosaic.parts.blank import without_fast_paths
 from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.ranks.pipeline.chunk_work import Loss
@@ -89,7 +90,7 @@ def pipeline(
         backend=backend,
     )
     world = World.join(device_of(model), ranks)
-    with world.opening():
+    with world.opening(), without_fast_paths():
         microbatches = [sample] if isinstance(sample, Mapping) else list(sample)
         step = microbatches * -(-2 * world.size // len(microbatches))
         setup = make_setup(model, step, world, request)

@@ -29,20 +29,29 @@ Forward = Callable[..., Any]
 
 @contextmanager
 def replaced_forwards(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
-    """Replaces the modules' ``forward``; hooks still run around it, and torch's encoders pass no nested tensors."""
-    before, is_fast = {module: module.__dict__.get("forward") for module in forwards}, mha.get_fastpath_enabled()
+    """Replaces the modules' ``forward``; hooks still run around it."""
+    before = {module: module.__dict__.get("forward") for module in forwards}
     try:
-        mha.set_fastpath_enabled(False)  # of forwards without gradients
         for module, forward in forwards.items():
             module.__dict__["forward"] = forward
         yield
     finally:
-        mha.set_fastpath_enabled(is_fast)
         for module, own in before.items():
             if own is None:
                 module.__dict__.pop("forward", None)
             else:
                 module.__dict__["forward"] = own
+
+
+@contextmanager
+def without_fast_paths() -> Iterator[None]:
+    """Has torch's encoders pass plain tensors between layers without gradients, too, in place of nested ones."""
+    is_enabled = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        mha.set_fastpath_enabled(is_enabled)
 
 
 def hidden_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:

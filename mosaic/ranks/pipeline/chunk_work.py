@@ -205,9 +205,6 @@ class ChunkWork:
     """Computes the tasks of one rank in one step; see ``Work``.
 
     Args:
-        model: The rank's chunks.
-        loss: Of the model's output.
-        data: The step's.
         states: Of the generators before each microbatch of the plain loop; None for one that draws none.
         scale: Scales losses before their backward.
         reduce: Called with each chunk whose gradients are there.

@@ -16,7 +16,7 @@ from mosaic.cost.counts import ModuleCounts
 from mosaic.errors import MosaicError, UnsplittableError, UnsupportedModelError, said_by
 from mosaic.find.random_numbers import forked, random_state
 from mosaic.graph import Part
-from mosaic.parts.blank import is_cache, replaced_forwards, without_cache
+from mosaic.parts.blank import is_cache, without_cache
 from mosaic.parts.parted_model import PartedModel, is_alike
 from mosaic.parts.pieces import count_units, join_pieces, take_units
 from mosaic.parts.split import ModelSplit, SplitModule
@@ -204,7 +204,7 @@ def _calls(whole: PartedModel, sample: Mapping[str, Any]) -> tuple[list[tuple[An
                 handle.remove()
 
     outputs = []
-    with torch.no_grad(), watching(), forked(whole.device), replaced_forwards({}):
+    with torch.no_grad(), watching(), forked(whole.device):
         if not any(parameter.is_meta for parameter in whole.model.parameters()):
             outputs = [_run(whole, sample) for _ in range(2)]
         try:

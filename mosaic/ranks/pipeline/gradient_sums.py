@@ -103,7 +103,6 @@ class GradientSums:
             self._add({name}, places, over_tensor=name in summed)
             if grid.place != places[0]:
                 self.counted_elsewhere.add(id(self._named[name]))
-
         # ids of parameters whose gradients come in parts, or as a mean over replicas
         self._summed = {id(self._named[name]) for name in (self._named if is_shared else tied)}
 

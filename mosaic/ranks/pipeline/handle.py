@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.checkpoint.state import SavedState
+from mosaic.parts.blank import without_fast_paths
 from mosaic.parts.finding.find import check_model
 from mosaic.parts.weights import swappable
 from mosaic.pipelining.layers import CountedMicrobatch
@@ -35,8 +36,6 @@ from mosaic.ranks.world.world import World
 
 MAX_KINDS = 1024
 """Most kinds of steps that ranks have agreed on and know."""
-
-
 _WAITS = (f"{Verb.WAIT_SEND}(", f"{Verb.WAIT_RECV}(")
 
 
@@ -91,6 +90,7 @@ class Pipeline(Checkpointer):
         self._divided = frozenset(map(id, parameters)) if is_divided else frozenset()
         loops.enter(self)
 
+    @without_fast_paths()
     def step(self, microbatches: Microbatches, *, scaler: torch.amp.GradScaler | None = None) -> Tensor:
         """Runs forward and backward of a step; gradients are those of the mean of the microbatches' losses.
 
@@ -121,6 +121,7 @@ class Pipeline(Checkpointer):
         self._last_s = time.perf_counter() - began
         return losses
 
+    @without_fast_paths()
     def evaluate(self, microbatches: Microbatches) -> Tensor:
         """Runs the forwards of microbatches alone, without gradients; call ``model.eval()`` before, as in any loop.
 

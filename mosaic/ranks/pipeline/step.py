@@ -63,13 +63,7 @@ class WatchedState:
 class PipelineRunner:
     """Runs steps of one plan on this rank: drops the weights that the rank does not need, and opens its lanes.
 
-    Args:
-        setup: The model and its ranks.
-        plan: Its layers on ranks.
-        keeps_all: True if the weights of other ranks stay, for other plans, unless they have no memory yet.
-
-    Raises:
-        InvalidPlanError: The partition's lanes cannot do their work at the same time.
+    With ``keeps_all`` weights of other ranks stay, for other plans, unless they have no memory yet.
     """
 
     def __init__(self, setup: PipelineSetup, plan: PipelinePlan, *, keeps_all: bool) -> None:

@@ -268,4 +268,17 @@ def with_normalized_batches(rank: int, size: int, place: Path) -> None:
     pipe.remove()
 
 
-on_two_ranks = in_turn(under_autocast, with_little_memory, with_averages, evaluated, exchanged, with_normalized_batches)
+def with_padding(rank: int, size: int, place: Path) -> None:
+    """Torch's encoder passes no nested tensors between layers, as it does in eval without gradients."""
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 3).eval()
+    padding = torch.tensor([[False, False, True], [False, False, False]])
+    step = [{"src": torch.ones(2, 3, 8), "src_key_padding_mask": padding}]
+    pipe = mosaic.pipeline(model, step, loss=lambda output, _: output[:, 0, 0].sum(), data=1)
+    assert torch.allclose(pipe.evaluate(step), pipe.step(step))
+    pipe.remove()
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+on_two_ranks = in_turn(
+    under_autocast, with_little_memory, with_averages, evaluated, exchanged, with_normalized_batches, with_padding
+)

@@ -50,14 +50,6 @@ def test_what_ranks_cannot_repeat_without_the_layers_is_refused():
         counted(Packed(), x=torch.randn(5, 2, 3), lengths=torch.tensor([3, 5]))
 
 
-def test_an_encoder_of_torch_in_eval_passes_plain_tensors_with_padding():
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 3).eval()
-    padding = torch.tensor([[False, False, True], [False, False, False]])
-    made = counted(model, src=torch.randn(2, 3, 8), src_key_padding_mask=padding)
-    assert [module.count for module in made.split.modules] == [3]
-    assert torch.backends.mha.get_fastpath_enabled()
-
-
 def test_numbers_and_buffers_that_larger_batches_change_are_named_and_put_back():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model.longest, model[0].calls = 3, 0.5
