@@ -206,8 +206,6 @@ class ChunkWork:
 
     Args:
         states: Of the generators before each microbatch of the plain loop; None for one that draws none.
-        scale: Scales losses before their backward.
-        reduce: Called with each chunk whose gradients are there.
         turn: A lock that ranks which are threads of one process share, as they share its generators.
     """
 

@@ -97,9 +97,6 @@ def count_model(
 
     Equal layers are counted once. A model on the meta device may be of any size. Sharing of sequences assumes that
     backbones have causal attention.
-
-    Raises:
-        UnsupportedModelError: A layer cannot be counted, nor a copy of it that computes; names it.
     """
     firsts = [(Part(module=module.name, first=0, count=1, total=module.count),) for module in split.modules]
     rests = [

@@ -117,7 +117,6 @@ class Transport:
         lines: Ranks that send to each other: each rank of the world is in one or more lines, and has the same index in
             all of them as ``rank``. It receives in the first of its lines, and sends to the ranks that receive in a
             line with it. None: all are in one. A failure of a rank ends the waits in all lines.
-        name: Unique among the transports of the run.
     """
 
     def __init__(self, world: World, *, lines: Sequence[Sequence[int]] | None = None, name: str = "pipeline") -> None:
