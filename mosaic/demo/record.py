@@ -77,6 +77,8 @@ def summary_rows(record: RunRecord) -> list[tuple[str, str, str]]:
     by = {None: "", True: " by the same plan", False: " by a plan of one slot a module"}[record.equality_of_timed_plan]
     rounds = record.round_speedups
     speedup = f"{record.speedup:.2f}×, median of rounds ({min(rounds):.2f} to {max(rounds):.2f})"
+    if not record.colocated:  # the ratio is noise
+        speedup = "none: the loop ran as it was"
     recall = ", ".join(f"{name} {value:.2f}" for name, value in record.retrieval.items())
     rows = [
         (f"losses and parameters after {record.equality_steps} steps{by}", "", equal),
