@@ -61,7 +61,7 @@ def test_equality_is_proven_by_another_plan_where_the_timed_one_has_no_modules_s
 
 def test_the_demo_proves_equality_and_records_its_measurements(folder: Path):
     record = artifact.load(RunRecord, folder / "run.json")
-    as_it_was = dict((name, cell) for name, _, cell in summary_rows(replace(record, colocated=False)))
+    as_it_was = {name: cell for name, _, cell in summary_rows(replace(record, colocated=False))}
     assert as_it_was["speed-up"] == "none: the loop ran as it was"
     assert record.bitwise_equal
     assert record.max_abs_difference == 0.0
