@@ -34,7 +34,7 @@ _HOOKS, _LATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulat
 HOOKED = "hooks follow its gradients, which lanes would call in another order"
 _MAX_BYTES = 1 << 16  # a larger buffer is not copied before each call of the model
 _LEFT_ALONE = sys.stdlib_module_names | {"torch", "numpy", "mosaic"}
-_SETTINGS = (*PLAIN_TYPES, tuple, list, set, dict)
+_SETTINGS, _MAX_SETTINGS = (*PLAIN_TYPES, tuple, list, set, dict), 1000
 _NO_DATA = (type, ModuleType, BuiltinFunctionType, nn.Module)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Semaphore)
 
@@ -134,7 +134,8 @@ def _items(tables: Sequence[dict[str, Any]]) -> tuple[list[str], list[Any]]:
 def _settings_in(values: Iterable[Any]) -> list[dict[str, Any]]:
     """Returns the contents of dicts and objects among values that hold plain values alone, such as configurations."""
     tables = {id(table): table for value in values if type(table := getattr(value, "__dict__", value)) is dict}
-    return [table for table in tables.values() if all(isinstance(each, _SETTINGS) for each in table.values())]
+    small = [table for table in tables.values() if len(table) < _MAX_SETTINGS]  # no vocabularies
+    return [table for table in small if all(isinstance(each, _SETTINGS) for each in table.values())]
 
 
 def _with_contents(tables: Iterable[Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
