@@ -26,7 +26,6 @@ from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.session import Session
 from mosaic.engine.trial import Trial
 from mosaic.errors import ModuleContractError, MosaicError, UnforeseenError
-from mosaic.find.restore import Objects
 from mosaic.find.structure import tensors_in
 
 
@@ -172,7 +171,8 @@ class Attachment:
         unforeseen: UnforeseenError | None = None  # after a call whose draws in Python were not noted
         while True:  # each turn but the last finds a module that stays in place from then on
             parts = self._parts if self._parts is not None and self._parts.is_now() else Parts(self._model)
-            rewind, self._parts = Rewind(parts, Objects(args, kwargs)), None
+            data = [each for each in (*args, *kwargs.values()) if not callable(each)]  # a function may reach anything
+            rewind, self._parts = Rewind(parts, data), None
             try:
                 result = placed.executor.whole(plain, args, kwargs)
             except UnforeseenError as error:

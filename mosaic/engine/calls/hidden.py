@@ -332,8 +332,9 @@ def sets_context(before: Context, after: Context) -> Obstacle | None:
 class Rewind:
     """The random numbers, small buffers and attributes before a model's call, to make a failed call again."""
 
-    def __init__(self, parts: Parts, arguments: Objects) -> None:
-        self._parts, self._arguments = parts, arguments
+    def __init__(self, parts: Parts, arguments: Sequence[Any]) -> None:
+        self._parts, self._arguments = parts, Objects(arguments)
+        self._has_iterator = any(hasattr(argument, "__next__") for argument in arguments)
         numbers = random_state(CPU) if parts.draws_in_python else torch_state(CPU)  # Python's take long to copy
         own = tuple((generator, generator.get_state()) for generator in parts.generators)
         self._random = replace(numbers, torch=numbers.torch + own)
@@ -342,7 +343,7 @@ class Rewind:
         self._buffers = [(tensor, tensor.detach().clone()) for tensor in small]
         copied = set(map(id, small))
         self._untouched = [
-            *arguments.tensors,
+            *self._arguments.tensors,
             *parts.parameters,
             *(tensor for tensor in parts.buffers if id(tensor) not in copied),
         ]
@@ -351,10 +352,9 @@ class Rewind:
 
     def undo(self) -> bool:
         """Restores everything; only returns False where arguments, parameters or large buffers were written to."""
-        if versions_of(self._untouched) != self._versions:
+        has_gone_backward = any(parameter.grad is not grad for parameter, grad in self._gradients)
+        if has_gone_backward or self._has_iterator or versions_of(self._untouched) != self._versions:
             return False
-        if any(parameter.grad is not grad for parameter, grad in self._gradients):
-            return False  # a backward has run
         self._parts.restore()
         self._arguments.restore()
         for container, content in self._containers:

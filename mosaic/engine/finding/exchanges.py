@@ -1,8 +1,7 @@
 """A traced run of candidates: which feeds which, and what each reads and writes beside arguments and results.
 
-This decides the lane. A module that reads a tensor which its parent left in an attribute, whose weights the parent
-updates while the model runs (a momentum encoder), or whose buffers the parent reads, has inputs and outputs that its
-calls do not show. It runs where it is called.
+A module that reads a tensor which its parent left in an attribute, whose weights its parent updates during the run
+(a momentum encoder), or whose buffers the parent reads, exchanges more than its calls show. It runs where it is called.
 """
 
 from __future__ import annotations

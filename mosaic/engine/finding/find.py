@@ -76,7 +76,8 @@ def find_modules(
     Raises:
         UnsupportedModelError: There is no module to place, or a name or pattern fits none.
     """
-    run, modules, batch = runner_of(model, sample), dict(model.named_modules()), Objects(sample)
+    run, modules = runner_of(model, sample), dict(model.named_modules())
+    batch = Objects(None if callable(sample) else sample)
     with preserved(model, sample), uncompiled():
         course = Course(model)
         try:

@@ -135,8 +135,7 @@ class HostExecutor(Executor):
                 signature = site.signatures.get(_kind(arguments, state))
                 reason = self._reuses(site, grad=arguments.grad) or _unplanned(site, arguments, state, signature)
                 if reason is None and signature is not None:
-                    earlier = _EARLIER if arguments.grad and site.in_place else None
-                    reason = signature.obstacle or earlier
+                    reason = signature.obstacle or (_EARLIER if arguments.grad and site.in_place else None)
                     if reason is None:
                         return self._send(site, run, arguments, signature, state)
         if reason is not None:
