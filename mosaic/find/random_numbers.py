@@ -119,9 +119,8 @@ DRAWING = re.compile(
     r"|bernoulli_?|binomial|multinomial|poisson|cauchy_|exponential_|geometric_|gumbel_softmax|rrelu"
 )
 """Functions that draw random numbers, as code names them."""
-
-
-_WATCHED = re.compile(rf"{DRAWING.pattern}|scaled_dot_product_attention|multi_head_attention_forward|gru|lstm|rnn_\w+")
+_MAY_DRAW = re.compile(rf"{DRAWING.pattern}|scaled_dot_product_attention|multi_head_attention_forward")
+_RECURRENT = ("gru", "lstm", "rnn_tanh", "rnn_relu")
 
 
 class LaneRandomness(TorchFunctionMode):
@@ -132,8 +131,9 @@ class LaneRandomness(TorchFunctionMode):
         self._generator = generator
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        may_draw = _WATCHED.fullmatch(getattr(func, "__name__", ""))
-        with _DrawingOperators(self._generator) if may_draw else nullcontext():
+        name = getattr(func, "__name__", "")
+        drops = name in _RECURRENT and any(isinstance(each, float) and each > 0 for each in args)
+        with _DrawingOperators(self._generator) if drops or _MAY_DRAW.fullmatch(name) else nullcontext():
             return func(*args, **(kwargs or {}))
 
 

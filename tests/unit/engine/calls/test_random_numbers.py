@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from mosaic.engine.calls.signature import CallWatch
+from mosaic.find import random_numbers
 from mosaic.find.random_numbers import (
     CPU,
     LaneRandomness,
@@ -82,9 +84,17 @@ def test_a_lane_draws_what_the_caller_would_have_drawn(name: str):
     assert torch.equal(generator.get_state(), torch.get_rng_state())
 
 
-def test_operators_are_watched_within_functions_that_draw_alone_since_that_slows_all_of_a_module():
+def test_operators_are_watched_within_functions_that_draw_alone_since_that_slows_all_of_a_module(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    watched: list[bool] = []
+    monkeypatch.setattr(random_numbers, "_DrawingOperators", lambda _: watched.append(True) or nullcontext())
+    linear, gru, with_dropout = nn.Linear(3, 3), nn.GRU(3, 3), nn.GRU(3, 3, num_layers=2, dropout=0.1)
     with LaneRandomness(torch.Generator()):
-        assert torch._C._len_torch_dispatch_stack() == 0
+        x = gru(linear(torch.ones(2, 3)))[0]
+        assert not watched
+        with_dropout(x)
+    assert len(watched) == 1
 
 
 def test_an_operator_that_takes_no_generator_stays_in_place():
