@@ -44,8 +44,11 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a table is out of date")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="check a file of bench.gpu and keep it first")
     options = parser.parse_args()
-    if options.keep is not None:
-        print(f"kept {keep(options.keep)}")
+    try:
+        if options.keep is not None:
+            print(f"kept {keep(options.keep)}")
+    except MosaicError as error:
+        sys.exit(str(error))
     texts = {page: (page.read_text(encoding="utf-8"), with_tables(page)) for page in PAGES}
     texts[SM_TARGETS] = (SM_TARGETS.read_text(encoding="utf-8"), sm_targets())
     if options.check:

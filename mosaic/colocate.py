@@ -80,6 +80,8 @@ def colocate(
         "options": options,
     }
     backend = open_backend(backend) if isinstance(backend, str) else backend
+    if not isinstance(options, Options):
+        raise TypeError(f"options={options!r} is a {type(options).__name__}; pass mosaic.Options(...)")
     if World.is_there():
         return colocate_ranks(model, backend=backend, **arguments)
     backend = options.backend_of(backend or backend_for(model))

@@ -58,7 +58,7 @@ class NextStepPlanner:
         self._connection, theirs = Pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "mosaic.pipelining.next_step", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-m", "mosaic.pipelining.next_step", str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

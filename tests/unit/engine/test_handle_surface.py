@@ -57,3 +57,8 @@ def test_graphs_are_refused_on_several_ranks():
 def test_options_refuse_a_wrong_value_when_they_are_made(wrong: dict[str, Any], error: type[Exception], sentence: str):
     with pytest.raises(error, match=sentence):
         mosaic.Options(**wrong)
+
+
+def test_options_are_an_object_of_their_own():
+    with pytest.raises(TypeError, match="is a dict; pass mosaic"):
+        mosaic.colocate(nn.Linear(2, 2), torch.ones(2, 2), options={"method": "auto"})  # type: ignore[arg-type]
