@@ -196,7 +196,7 @@ def _chains(lists: Mapping[str, LayerList], calls: Sequence[_Call], *, by_hand: 
             )
     if not first:
         raise UnsplittableError(
-            "no list of layers was found: a ModuleList or Sequential whose elements are called one after the other, "
+            "no list of layers was found: a ModuleList or Sequential, no ModuleDict, whose elements run in turn, "
             "each with what the one before returned; name it by modules={'text': 'model.layers'}"
         )
     return {path: len(lists[path]) for path in sorted(first, key=lambda path: first[path])}
