@@ -104,5 +104,5 @@ def test_the_lines_for_a_logger_run_and_log_the_names_of_the_page(logger: str, m
     names = {call.args[0] for call in calls if isinstance(call.args[0], str)}
     names |= {name for call in calls if isinstance(call.args[0], dict) for name in call.args[0]}
     assert names >= {"steps", "overlap", "calls_in_place"}
-    documented = re.findall(r"`([a-z_]+)", PAGE.split("These names stay")[1].split("Weights and Biases")[0])
+    documented = re.findall(r"`([a-z_]+)", PAGE.split("flat dict of floats")[1].split("Weights and Biases")[0])
     assert {name.split("/")[0] for name in names} <= set(documented)
