@@ -179,7 +179,7 @@ class Attachment:
                 if not rewind.undo():
                     raise
                 unforeseen = unforeseen if parts.draws_in_python else error
-            except Exception as error:
+            except Exception as error:  # of any kind: the model's own, or one that a lane's has led to
                 if isinstance(error, MosaicError) or not placed.executor.has_failed or not rewind.undo():
                     raise
                 return self._run_without_lanes(placed, plain, args, kwargs)
