@@ -30,6 +30,7 @@ from mosaic.errors import InvalidFileError, MosaicError
 
 T = TypeVar("T")
 _adapter_of: Any = cache(TypeAdapter)
+MAX_BYTES = 2**30
 
 
 class StrictFile:
@@ -93,13 +94,19 @@ def _unwritable(path: Path, reason: object) -> MosaicError:
     return MosaicError(f"cannot write {path}: {reason}; choose a folder that can be written, with room left")
 
 
-def load(kind: type[T], path: Path) -> T:
-    """Reads a frozen dataclass from ``path``; an InvalidFileError has the field and the rule that it breaks."""
+def read(path: Path) -> bytes:
+    """Reads a file; raises InvalidFileError, also for a pipe or a device, which may never end."""
     try:
-        text = path.read_bytes()
+        if path.stat().st_size > MAX_BYTES or not path.is_file():
+            raise InvalidFileError(f"cannot read {path}: it is not a regular file of at most 1 GiB; write one")
+        return path.read_bytes()
     except OSError as error:
         raise InvalidFileError(f"cannot read {path}: {error.strerror}") from error
-    return parse(kind, text, source=str(path))
+
+
+def load(kind: type[T], path: Path) -> T:
+    """Reads a frozen dataclass from ``path``; an InvalidFileError has the field and the rule that it breaks."""
+    return parse(kind, read(path), source=str(path))
 
 
 def load_as(kind: type[T], value: T | str | Path | None) -> T | None:

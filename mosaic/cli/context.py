@@ -17,6 +17,8 @@ from mosaic.errors import MosaicError
 from mosaic.report.context_picture import context_table, draw_context
 from mosaic.user_file import import_function
 
+MAX_BLOCKS = 8192  # whose tiles are counted within seconds
+
 
 @dataclass(frozen=True, kw_only=True)
 class ContextCommand:
@@ -47,6 +49,9 @@ class ContextCommand:
             raise ValueError(f"context={self.context}, tokens={self.tokens}; use 1 or more of each")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed={self.seed}; use 0 to {2**32 - 1}")
+        if self.tokens > MAX_BLOCKS * self.block:
+            least = -(-self.tokens // (MAX_BLOCKS * 128)) * 128
+            raise ValueError(f"tokens={self.tokens} are over {MAX_BLOCKS} blocks of {self.block}; use --block {least}")
         mask = mask_function(self.mask)(self.tokens, self.seed)
         plans = {
             name: plan_context(mask, self.context, method=name, block=self.block, seed=self.seed)

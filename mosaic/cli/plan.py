@@ -15,7 +15,7 @@ import tyro
 from rich.console import Console
 from tyro.conf import arg
 
-from mosaic.artifact import load, load_as, save
+from mosaic.artifact import load, load_as, read, save
 from mosaic.cli.options import DtypeName, Json, Method, OptionalModel, console_beside, write_json
 from mosaic.cost import Cost, CostModel
 from mosaic.device import Device
@@ -170,8 +170,8 @@ def proof_of(plan: Plan) -> str:
 def _is_instance(path: Path) -> bool:
     """Returns True if a file looks like an instance; its reader reports errors."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        raw = json.loads(read(path))
+    except (ValueError, RecursionError):
         return False
     return isinstance(raw, dict) and "num_devices" in raw and "modules" in raw
 

@@ -45,22 +45,18 @@ def run(folder: Root = Path(), *, now: datetime | None = None) -> int:
         now: Use this time, such as 2026-11-22T01:00Z, to rehearse a night.
     """
     from mosaic.retrain import day
-    from mosaic.retrain.folder import named_remedy
 
     if now is not None and now.tzinfo is None:
         raise ValueError(f"--now {now.isoformat()} has no time zone; write it as {now.isoformat()}Z for UTC")
     offset = timedelta() if now is None else now - datetime.now(UTC)
-    with named_remedy():
-        return day.run(folder, partial(print, flush=True), offset)
+    return day.run(folder, partial(print, flush=True), offset)
 
 
 def status(folder: Root = Path()) -> None:
     """Show the folder's status: champion, anchor, the last days, new data, the current run."""
-    from mosaic.retrain.folder import named_remedy
     from mosaic.retrain.steering import status_of
 
-    with named_remedy():
-        print(*status_of(folder), sep="\n")
+    print(*status_of(folder), sep="\n")
 
 
 def report(folder: Root = Path(), day: Day = None, *, json: Json = None) -> None:
@@ -125,12 +121,10 @@ def simulate(folder: Root = Path(), *, last: int = 7) -> None:
     from rich.table import Table
 
     from mosaic.retrain import day
-    from mosaic.retrain.folder import named_remedy
 
     table = Table("day", "candidate", "decision then", "decision now", "why", box=None, padding=(0, 1))
-    with named_remedy():
-        for simulated in day.simulate(folder, last):
-            table.add_row(*simulated)
+    for simulated in day.simulate(folder, last):
+        table.add_row(*simulated)
     console_beside(None).print(table)
 
 

@@ -17,12 +17,13 @@ import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 from mosaic.artifact import load, save, write_bytes
 from mosaic.checkpoint.folder import sha256_of
-from mosaic.errors import MosaicError
+from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.retrain import hooks, versions
 from mosaic.retrain.data_check import DataCheck
 from mosaic.retrain.folder import (
@@ -33,13 +34,14 @@ from mosaic.retrain.folder import (
     Phase,
     Start,
     archive,
+    named_remedy,
     new_dates,
     utc_text,
 )
 from mosaic.retrain.gate import Contest, DayScores, GateResult, ModelFacts, decide
 from mosaic.retrain.lock import held
 from mosaic.retrain.recipe import Recipe, read_recipe
-from mosaic.retrain.records import NEW_WEIGHTS, Environment, Trained
+from mosaic.retrain.records import NEW_WEIGHTS, Trained
 from mosaic.retrain.report import is_reported, write_report
 from mosaic.retrain.versions import Card
 from mosaic.retrain.workers import DONE, FAILED, INTERRUPTED, Workers
@@ -103,7 +105,7 @@ def _new_day(folder: Folder, recipe: Recipe, now: datetime) -> DayFolder | None:
     if not new:
         return None
     day = folder.day(max(new))
-    if day.has_begun:  # quarantined, and released by a person
+    if day.path.exists():  # quarantined, and released by a person; or its state is gone
         archive(day)
     write_bytes(folder.recipe.read_bytes(), day.recipe)
     day.set(versions.first_state(folder, recipe, new, versions.next_name(folder), utc_text(now)))
@@ -123,11 +125,12 @@ class _Day:
         """Runs the remaining phases; returns the exit code."""
         self._reopen()
         try:
-            self._train_and_score()  # prepared, training, trained
-            if self._phase() == "evaluated":
-                self._decide()
-            if self._state.phase == "decided":
-                self._apply()
+            with named_remedy():
+                self._train_and_score()  # prepared, training, trained
+                if self._phase() == "evaluated":
+                    self._decide()
+                if self._phase() == "decided":
+                    self._apply()
         except (MosaicError, OSError) as error:
             self._end("failed", str(error))
         outcome = self._state.outcome
@@ -151,16 +154,17 @@ class _Day:
         self._set(outcome=outcome, reason=reason, ended=utc_text(self._now()))
 
     def _phase(self) -> Phase:
-        """Reads the phase from the day's files, and records it."""
-        day, phase = self._day, self._state.phase
-        if phase in ("evaluated", "decided"):
-            return phase
-        if day.scores.is_file():
-            phase = "evaluated"
-        elif day.trained.is_file():
-            phase = "trained"
-        elif day.data_check.is_file() and not load(DataCheck, day.data_check).quarantine:
+        """Reads the first phase whose files are not complete, and records it: a file that is removed is made again."""
+        day = self._day
+        phase: Phase = "decided"
+        if not day.data_check.is_file() or load(DataCheck, day.data_check).quarantine:
+            phase = "prepared"
+        elif not day.is_trained:
             phase = "training"
+        elif not day.is_scored:
+            phase = "trained"
+        elif not day.gate.is_file():
+            phase = "evaluated"
         self._set(phase=phase)
         return phase
 
@@ -170,6 +174,7 @@ class _Day:
         Links that a person changed since the day began are followed: the gate uses the versions in force.
         """
         folder, day, state = self._folder, self._day, self._state
+        day.drop_unfinished()
         starts, deadline = state.starts, self._recipe.budget.deadline(self._now())
         if starts and not starts[-1].ended:
             starts = (*starts[:-1], replace(starts[-1], ended="launcher killed"))
@@ -179,8 +184,7 @@ class _Day:
         if not is_promoted and (champion, anchor) != (state.champion, state.anchor):
             for path in (day.scores, day.gate):
                 path.unlink(missing_ok=True)
-            phase: Phase = "trained" if day.trained.is_file() else state.phase
-            self._set(champion=champion, anchor=anchor, phase=phase)
+            self._set(champion=champion, anchor=anchor)
 
     def _train_and_score(self) -> None:
         """Runs the workers until the day is evaluated, or ends without an evaluation."""
@@ -215,26 +219,24 @@ class _Day:
     def _decide(self) -> None:
         """Adds the version, and runs the gate; a refused version stays, because a person may promote it."""
         folder, day, state = self._folder, self._day, self._state
-        scores, trained, environment = (
-            load(DayScores, day.scores),
-            load(Trained, day.trained),
-            load(Environment, day.environment),
-        )
+        scores, trained, sha256 = load(DayScores, day.scores), load(Trained, day.trained), sha256_of(day.model)
+        if trained.sha256 not in ("", sha256):
+            raise InvalidFileError(f"{day.model} has other bytes than training wrote")
+        program = folder.path / self._recipe.program
         card = Card(
             version=state.version,
             day=state.day,
             created=utc_text(self._now()),
             parent=state.parent if trained.notes.loaded != NEW_WEIGHTS else None,
             step=trained.step,
-            sha256=sha256_of(day.model),
-            code=environment.program,
-            mosaic=environment.mosaic,
-            torch=environment.torch,
+            sha256=sha256,
+            code=sha256_of(program),
+            mosaic=version("mosaic-colocate"),
+            torch=version("torch"),
             values=scores.mean_values(state.version),
         )
-        versions.add(folder, card, day.model, folder.path / self._recipe.program)
+        versions.add(folder, card, day.model, program)
         save(decide(scores, _contest(folder, day), self._recipe.gate), day.gate)
-        self._set(phase="decided")
 
     def _apply(self) -> None:
         """Applies the gate's result; a repeat after a kill changes nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -113,9 +114,30 @@ class DayFolder:
     def has_begun(self) -> bool:
         return (self.path / "state.json").is_file()
 
+    @property
+    def is_trained(self) -> bool:
+        return self.trained.is_file() and self.model.is_file()
+
+    @property
+    def is_scored(self) -> bool:
+        return self.facts.is_file() and self.scores.is_file()
+
     def set(self, state: DayState, **changes: Any) -> None:
         """Writes the day's state atomically."""
         save(replace(state, **changes), self.path / "state.json")
+
+    def drop_weights(self) -> None:
+        """Removes checkpoints and weights; a rename comes first, so a part of them is never read."""
+        aside = self.path / ".dropped"
+        if self.checkpoints.is_dir() and not aside.exists():
+            self.checkpoints.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+        self.model.unlink(missing_ok=True)
+
+    def drop_unfinished(self) -> None:
+        """Removes hidden files and folders, which killed processes leave."""
+        for path in self.path.glob(".*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,20 +182,16 @@ def named_remedy() -> Iterator[None]:
         yield
     except InvalidFileError as error:
         raise InvalidFileError(
-            f"{error}; restore this file from a backup, or, if it is in the folder of a day that is not over, move "
-            "days/DAY away: the next run begins that day anew. A damaged version is replaced by another one with "
-            "`mosaic retrain promote FOLDER VERSION`"
+            f"{error}; restore this file from a backup, or, if it is in the folder of a day that is not over, remove "
+            "it: the next run makes it again. A damaged version is replaced by another one with `mosaic retrain "
+            "promote FOLDER VERSION`"
         ) from None
-
-
-def load_or_none(kind: type[_T], path: Path) -> _T | None:
-    return load(kind, path) if path.is_file() else None
 
 
 def load_if_intact(kind: type[_T], path: Path) -> _T | None:
     """Returns a record that a day can run without; None without the file, or with a warning if it is damaged."""
     try:
-        return load_or_none(kind, path)
+        return load(kind, path) if path.is_file() else None
     except InvalidFileError as error:
         _LOG.warning("%s; this day goes on without it", error)
         return None
@@ -205,7 +223,8 @@ def replay_dates(folder: Folder, recipe: Recipe) -> tuple[str, ...]:
 
 
 def archive(day: DayFolder) -> None:
-    """Archives a day whose data another day uses."""
+    """Archives a day whose data another day uses, without its checkpoints."""
+    day.drop_weights()
     count = sum(1 for _ in day.path.parent.glob(f"{day.path.name}.*"))
     day.path.rename(day.path.with_name(f"{day.path.name}.{count + 1}"))
 

@@ -360,8 +360,8 @@ def margin_finding(scores: Scores, settings: GateSettings) -> Finding:
     """Checks that a model with the champion's own scores would pass on these frozen rows."""
     equal = compare("frozen", paired(scores, scores), -settings.margin, settings)
     sentence = (
-        f"{equal.num_rows:,} frozen rows in {equal.num_clusters:,} clusters show losses from {-equal.low:.2g} on, and "
-        f"margin = {settings.margin:g}"
+        f"{equal.num_rows:,} frozen rows in {equal.num_clusters:,} clusters show losses from {0 - equal.low:.2g} on, "
+        f"and margin = {settings.margin:g}"
     )
     remedy = ": raise the margin above that, or bring more rows, of more clusters"
     return Finding.of("margin", equal.passed, sentence, remedy)
@@ -419,7 +419,8 @@ def _comparisons(scores: DayScores, contest: Contest, settings: GateSettings) ->
         return
     for column in settings.slices:
         if column not in frozen.columns:
-            raise ValueError(f"slices = {list(settings.slices)}: score() returns only {sorted(frozen.columns)}")
+            names = ", ".join(sorted(frozen.columns))
+            raise MosaicError(f"[gate] slices names {column!r}, and score returns {names}; name one of these")
         for value in np.unique(frozen.columns[column]):
             part = frozen.only(frozen.columns[column] == value)
             comparison = compare(f"{column}={value}", part, -margin, settings, counts=False)

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from mosaic.artifact import Ge, Le, StrictFile, parse
+from mosaic.artifact import Ge, Le, StrictFile, parse, read
 from mosaic.errors import InvalidFileError, InvalidRecipeError
 from mosaic.retrain.data_check import DataCheckSettings
 from mosaic.retrain.gate import GateSettings
@@ -200,16 +200,13 @@ class Recipe(StrictFile):
 def read_recipe(path: Path) -> Recipe:
     """Reads and checks a recipe; raises InvalidRecipeError that names the line, the rule and the way out."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(read(path).decode())
         return parse(Recipe, json.dumps(tables, default=str), source=str(path))
-    except OSError as error:
-        raise InvalidRecipeError(
-            f"cannot read {path}: {error.strerror}; make a folder with a recipe by `mosaic retrain init FOLDER`"
-        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidRecipeError(f"{path}: not valid TOML: {error}") from error
     except InvalidFileError as error:
-        raise InvalidRecipeError(str(error)) from error
+        remedy = "" if path.is_file() else "; make a folder with a recipe by `mosaic retrain init FOLDER`"
+        raise InvalidRecipeError(f"{error}{remedy}") from error
 
 
 def _next(now: datetime, at: time) -> datetime:

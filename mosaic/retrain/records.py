@@ -152,4 +152,6 @@ class Trained:
     num_steps: int
     digest: str
     """SHA-256 over all parameters and buffers."""
+    sha256: str = ""
+    """SHA-256 of the exported file; empty before the export."""
     notes: DayNotes

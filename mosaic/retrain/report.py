@@ -20,7 +20,7 @@ from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.retrain import versions
 from mosaic.retrain.data_check import DataCheck
-from mosaic.retrain.folder import HEADLINES, DayFolder, DayState, Folder, Outcome, load_or_none
+from mosaic.retrain.folder import HEADLINES, DayFolder, DayState, Folder, Outcome, load_if_intact
 from mosaic.retrain.gate import Comparison, GateResult
 from mosaic.retrain.records import Environment, Sources, StoredPlan, Trained
 
@@ -110,8 +110,8 @@ def is_reported(day: DayFolder) -> bool:
 def report_of(folder: Folder, day: DayFolder) -> DayReport:
     """Returns the current report of a day."""
     state, rows = day.state, steps_in(day.metrics)
-    gate = load_or_none(GateResult, day.gate)
-    sources, trained = load_or_none(Sources, day.sources), load_or_none(Trained, day.trained)
+    gate = load_if_intact(GateResult, day.gate)
+    sources, trained = load_if_intact(Sources, day.sources), load_if_intact(Trained, day.trained)
     root = shlex.quote(str(folder.path.resolve()))
     champion = versions.linked(folder, "champion")
     days = [past for past in folder.days() if past.path.name <= state.day]
@@ -125,11 +125,11 @@ def report_of(folder: Folder, day: DayFolder) -> DayReport:
         state=state,
         todo=_todo(outcome, gate, state, root),
         gate=gate,
-        data_check=load_or_none(DataCheck, day.data_check),
+        data_check=load_if_intact(DataCheck, day.data_check),
         data=tuple(_data(sources, trained)) if sources is not None else (),
         history={past.path.name: past.state.outcome or "interrupted" for past in days[-DAYS_SHOWN:]},
-        environment=load_or_none(Environment, day.environment),
-        plan=load_or_none(StoredPlan, day.plan),
+        environment=load_if_intact(Environment, day.environment),
+        plan=load_if_intact(StoredPlan, day.plan),
         trained=trained,
         steps=max(rows, default=0),
         num_steps=sources.num_steps if sources is not None else 0,
@@ -149,7 +149,8 @@ def _todo(outcome: Outcome, gate: GateResult | None, state: DayState, root: str)
         dates = ", ".join(f"quarantine/{date}.json" for date in state.new)
         return f"Look at the day's data. If it is right after all, remove {dates}, and the next run trains on it."
     if outcome == "failed":
-        return "Mend what the sentence above says; the next run goes on from the last checkpoint."
+        begin_anew = f"To begin the day anew, move {root}/days/{state.day} away."
+        return f"Mend what the sentence above says; the next run goes on from the last checkpoint. {begin_anew}"
     if outcome == "refused":
         by_hand = f"promote it by hand: mosaic retrain promote {root} {state.version}"
         return f"Look at the rows below. Mend the data or the model for the next day, or {by_hand}."

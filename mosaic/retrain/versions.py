@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from mosaic.artifact import lines_of, load, save
-from mosaic.checkpoint.folder import flush_folder
-from mosaic.errors import MosaicError
+from mosaic.checkpoint.folder import flush_folder, sha256_of
+from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.retrain.folder import DayState, Folder, replay_dates
 from mosaic.retrain.recipe import Recipe
 
@@ -68,20 +68,25 @@ def champion(folder: str | Path) -> Version:
     """Returns the version in force; the link is resolved once, so all its files belong together.
 
     Raises:
-        MosaicError: No version is in force yet.
+        MosaicError: No version is in force yet, or its weights are damaged.
     """
     name = linked(Folder(Path(folder)), "champion")
     if name is None:
         raise MosaicError(f"{folder} has no champion yet: no day was promoted; see `mosaic retrain status {folder}`")
-    return Version(Folder(Path(folder)).versions.resolve() / name)
+    return find(Folder(Path(folder).resolve()), name)
 
 
 def linked(folder: Folder, link: Link) -> str | None:
     """Returns the name of the version that a link points to; None without a link."""
-    try:
-        return Path(os.readlink(folder.path / link)).name  # noqa: PTH115  # the target's name, which may be gone
-    except FileNotFoundError:
+    path = folder.path / link
+    if not path.is_symlink():
+        if path.exists():
+            raise MosaicError(
+                f"{path} is not a link, as after a copy that follows links; remove it, and point to a version by "
+                f"`mosaic retrain promote {folder.path} VERSION`"
+            )
         return None
+    return Path(os.readlink(path)).name  # noqa: PTH115  # the target's name, which may be gone
 
 
 def point(folder: Folder, link: Link, version: str) -> None:
@@ -121,10 +126,16 @@ def previous(folder: Folder) -> str | None:
 
 
 def find(folder: Folder, version: str) -> Version:
-    """Returns a version by its name, with or without leading zeros; raises MosaicError if there is none."""
+    """Returns a version by its name, with or without leading zeros.
+
+    Raises:
+        MosaicError: It does not exist, or its weights are damaged.
+    """
     existing = all_versions(folder)
     for candidate in existing:
         if candidate.name.lstrip("0") == version.lstrip("0"):
+            if sha256_of(candidate.weights) != candidate.card.sha256:
+                raise InvalidFileError(f"{candidate.weights} has other bytes than when {candidate.name} was made")
             return candidate
     names = ", ".join(candidate.name for candidate in existing[-8:]) or "none yet"
     raise MosaicError(f"there is no version {version!r} in {folder.versions}; there are {names}")
@@ -179,10 +190,16 @@ def add(folder: Folder, card: Card, weights: Path, program: Path) -> None:
 
 
 def drop_old(folder: Folder, keep: int) -> None:
-    """Removes all but the newest versions, except linked versions and the target of a rollback."""
+    """Removes all but the newest versions, and checkpoints of days before the last.
+
+    Linked versions and the target of a rollback stay, with their days.
+    """
     in_use = {linked(folder, "champion"), linked(folder, "anchor"), previous(folder)}
     for version in all_versions(folder)[:-keep]:
         if version.name not in in_use:
             aside = version.path.with_name(f".making-{version.name}-dropped")
             version.path.rename(aside)
             shutil.rmtree(aside, ignore_errors=True)
+    for day in folder.days()[:-1]:
+        if day.state.is_over and day.state.version not in in_use:
+            day.drop_weights()

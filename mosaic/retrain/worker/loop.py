@@ -264,6 +264,8 @@ class Loop:
         for row, loss in self._unlogged:  # a run that resumes here does not repeat them
             self._write(row, self.group.mean_loss(loss))
         self._unlogged.clear()
+        if self._not_finite and not is_last:  # the last checkpoint is from before the loss was NaN
+            return
         self._saved = time.monotonic()
         total: dict[str, dict[str, int]] = {}
         for counts in self.group.gather(batches.rejects.by_source):

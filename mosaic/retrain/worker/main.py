@@ -14,7 +14,6 @@ import os
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,13 +23,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from mosaic.artifact import load, save, steps_in
+from mosaic.artifact import check_writable, load, save, steps_in
 from mosaic.checkpoint.checkpointer import Checkpointer
-from mosaic.checkpoint.folder import checkpoints_in
+from mosaic.checkpoint.folder import checkpoints_in, sha256_of
 from mosaic.errors import MosaicError
 from mosaic.retrain import versions, workers
 from mosaic.retrain.data_check import DataCheck
-from mosaic.retrain.folder import DayFolder, Folder, load_or_none, named_remedy, new_dates, ready_dates
+from mosaic.retrain.folder import DayFolder, Folder, load_if_intact, named_remedy, new_dates, ready_dates
 from mosaic.retrain.gate import margin_finding
 from mosaic.retrain.recipe import read_recipe
 from mosaic.retrain.records import WINDOW_OVER, Trained
@@ -66,11 +65,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     arguments = parser.parse_args()
     folder = Folder(arguments.folder)
-    work = Work(folder, folder.day(arguments.day), read_recipe(folder.recipe))
     code, reason = workers.DONE, ""
     try:
         with named_remedy():
-            _run(work, arguments)
+            _run(Work(folder, folder.day(arguments.day), read_recipe(folder.recipe)), arguments)
     except _StopError as stop:
         code, reason = stop.code, str(stop)
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -124,7 +122,11 @@ def _do_parts(work: Work, group: WorkerGroup, stop: StopRequests, arguments: arg
 
     parts, day = arguments.parts, work.day
     if parts[0] in ("check", "verify"):
-        lines = _check(work, group) if parts[0] == "check" else _verify(work, group, stop, arguments.steps)
+        aside = DayFolder(arguments.error_file.parent / day.path.name)  # the launcher removes it
+        if parts[0] == "check":
+            lines = _check(replace(work, day=aside), group)
+        else:
+            lines = _verify(work, aside, group, stop, arguments.steps)
         for line in lines:
             if group.rank == 0:
                 print(line, flush=True)
@@ -138,9 +140,9 @@ def _do_parts(work: Work, group: WorkerGroup, stop: StopRequests, arguments: arg
         if data_check.quarantine:
             raise _StopError(workers.QUARANTINED, data_check.reason)
     model = None
-    if "train" in parts and not day.trained.is_file():
+    if "train" in parts and not day.is_trained:
         model = _train(work, group, stop, arguments.train_until)
-    if "score" in parts and not day.scores.is_file():
+    if "score" in parts and not day.is_scored:
         score_versions(work, model, check_time)
 
 
@@ -153,7 +155,7 @@ def _train(work: Work, group: WorkerGroup, stop: StopRequests, until: float | No
         raise _StopError(workers.INTERRUPTED, "the window ended before the first step; the next run begins again")
     model = training.export(work.day.model, work.recipe.export)
     if group.rank == 0:
-        save(trained, work.day.trained)
+        save(replace(trained, sha256=sha256_of(work.day.model)), work.day.trained)
     return model
 
 
@@ -161,25 +163,24 @@ def _train(work: Work, group: WorkerGroup, stop: StopRequests, until: float | No
 
 
 def _check(work: Work, group: WorkerGroup) -> Iterator[str]:
-    """Rehearses a small day in a temporary folder; yields its results, line by line."""
-    with tempfile.TemporaryDirectory(dir=work.folder.path, prefix=".check-") as aside:
-        work = replace(work, day=DayFolder(Path(aside) / "day"))
-        yield from _check_data(work)
-        training = Training(work, group)
-        times_ms = []
-        for _ in range(_CHECK_STEPS):
-            began = time.perf_counter()
-            training.try_step()
-            times_ms.append((time.perf_counter() - began) * 1e3)
-        step_ms = statistics.median(times_ms[1:])
-        yield f"step: {step_ms:.1f} ms; a day takes about {work.sources.num_steps * step_ms / 60e3:.1f} min"
-        yield from (f"plan: {line}" for line in training.plan.description.splitlines())
-        digest = training.handle.digest()
-        training.export(work.day.model, None)
-        if work.budget.ranks > 1:
-            training.check_for_ranks()
-            yield f"ranks: its modules can be divided over {work.budget.ranks}"
-        yield from _check_end(work, digest)
+    """Rehearses a small day; yields its results, line by line."""
+    check_writable(work.folder.path)
+    yield from _check_data(work)
+    training = Training(work, group)
+    times_ms = []
+    for _ in range(_CHECK_STEPS):
+        began = time.perf_counter()
+        training.try_step()
+        times_ms.append((time.perf_counter() - began) * 1e3)
+    step_ms = statistics.median(times_ms[1:])
+    yield f"step: {step_ms:.1f} ms; a day takes about {work.sources.num_steps * step_ms / 60e3:.1f} min"
+    yield from (f"plan: {line}" for line in training.plan.description.splitlines())
+    digest = training.handle.digest()
+    training.export(work.day.model, None)
+    if work.budget.ranks > 1:
+        training.check_for_ranks()
+        yield f"ranks: its modules can be divided over {work.budget.ranks}"
+    yield from _check_end(work, digest)
 
 
 def _check_data(work: Work) -> Iterator[str]:
@@ -231,7 +232,7 @@ def _check_end(work: Work, digest: str) -> Iterator[str]:
         yield f"hook: {command}"
 
 
-def _verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> Iterator[str]:
+def _verify(work: Work, copy: DayFolder, group: WorkerGroup, stop: StopRequests, steps: int) -> Iterator[str]:
     """Repeats up to ``steps`` steps of a day from its oldest kept checkpoint, in a copy; yields the result."""
     if steps < 1:
         raise MosaicError(f"--steps {steps} repeats nothing; use 1 or more")
@@ -245,19 +246,15 @@ def _verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> I
     to = min(first + steps, last)
     to = max((step for step in paths if first < step <= to), default=to)
     budget = replace(work.recipe.budget, save=math.inf)  # saves only at the end
-    with tempfile.TemporaryDirectory() as own_folder:
-        aside = Path(group.gather(own_folder)[0])  # rank 0's, on all ranks
-        copied = replace(work, day=DayFolder(aside / day.path.name), recipe=replace(work.recipe, budget=budget))
-        if group.rank == 0:
-            shutil.copytree(paths[first], copied.day.checkpoints / paths[first].name)
-            for path in (day.path / "state.json", day.sources, day.figures, day.environment, day.plan):
-                shutil.copyfile(path, copied.day.path / path.name)
-        group.gather(None)  # waits for the copy
-        training = Training(copied, group)
-        trained = training.train(stop, to=to)
-        training.leave()
-        again = steps_in(copied.day.metrics)
-        group.gather(None)  # before rank 0 removes the copy
+    if group.rank == 0:
+        shutil.copytree(paths[first], copy.checkpoints / paths[first].name)
+        for path in (day.path / "state.json", day.sources, day.figures, day.environment, day.plan):
+            shutil.copyfile(path, copy.path / path.name)
+    group.gather(None)  # waits for the copy
+    training = Training(replace(work, day=copy, recipe=replace(work.recipe, budget=budget)), group)
+    trained = training.train(stop, to=to)
+    training.leave()
+    again = steps_in(copy.metrics)
     for step in range(first + 1, to + 1):
         if group.rank == 0 and step in before and again[step]["loss"] != before[step]["loss"]:
             raise MosaicError(
@@ -274,7 +271,7 @@ def _verify(work: Work, group: WorkerGroup, stop: StopRequests, steps: int) -> I
 
 def _digest_at(work: Work, step: int) -> str | None:
     """Returns the digest of the parameters after a step, from the day's end or a checkpoint."""
-    trained = load_or_none(Trained, work.day.trained)
+    trained = load_if_intact(Trained, work.day.trained)
     if trained is not None and trained.step == step:
         return trained.digest
     if all(checkpoint.step != step for checkpoint in checkpoints_in(work.day.checkpoints)):

@@ -241,7 +241,8 @@ class Training:
         folder = self._work.folder.day(champion.card.day).checkpoints
         if checkpoints_in(folder):
             try:  # no fall_back: an earlier checkpoint is not the champion
-                self.handle.load(folder, optimizer=state.optimizers, companions=state.companions, new_run=True)
+                step, optimizers, companions = champion.card.step, state.optimizers, state.companions
+                self.handle.load(folder, step=step, optimizer=optimizers, companions=companions, new_run=True)
             except InvalidCheckpointError as error:
                 _LOG.warning("%s; the day begins from the champion's weights, without its optimizers' state", error)
             else:

@@ -132,7 +132,14 @@ class Work:
 
     def dataset(self, path: str, *, train: bool) -> Any:
         """Opens a data folder, named relative to the recipe's; raises MosaicError unless its rows can be indexed."""
-        data = self.program.make_dataset(self.folder.path / path, train)
+        make_dataset = self.program.make_dataset
+        try:
+            data = make_dataset(self.folder.path / path, train)
+        except (MemoryError, MosaicError):
+            raise
+        except Exception as error:  # of any kind, from the user's function
+            reason = f"{type(error).__name__}: {error}"
+            raise MosaicError(f"{self.recipe.data} cannot open {path} ({reason}); mend it, or restore it") from error
         if not (hasattr(data, "__getitem__") and isinstance(data, Sized)):
             raise MosaicError(
                 f"{self.recipe.data} returned a {type(data).__name__}, which cannot be indexed, and a day that was "

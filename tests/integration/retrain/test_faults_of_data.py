@@ -63,6 +63,13 @@ def test_unreadable_rows_are_counted_and_too_many_end_the_day(make_node: Make):
         assert code or node.report.data[0].rejected["ValueError"] > 0
 
 
+def test_a_folder_that_cannot_be_opened_is_named(make_node: Make):
+    node = make_node()
+    (node.folder.path / "data" / "frozen" / "rows.jsonl").write_text("{")
+    assert node.run() == 1
+    assert node.report.reason.startswith("train.py:Rows cannot open data/frozen (JSONDecodeError: ")
+
+
 def test_an_iterable_data_set_is_refused_with_the_way_out(make_node: Make):
     node = make_node()
     node.change("    def __len__(self):", "    def num_rows(self):")

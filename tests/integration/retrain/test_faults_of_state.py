@@ -6,10 +6,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from conftest import Node
 
 from bench.retrain.small_folder import bits_of, write_day
 from mosaic.checkpoint.folder import checkpoints_in
+from mosaic.errors import MosaicError
 from mosaic.retrain import steering, versions
 from mosaic.retrain.folder import DayFolder
 from mosaic.retrain.records import DayNotes
@@ -79,6 +81,38 @@ def test_a_champion_whose_checkpoint_is_damaged_lends_its_weights_and_no_earlier
     write_day(node.folder.path, SECOND)
     assert node.run() == 0
     assert notes_of(node).loaded == "weights of the champion"
+
+
+def test_a_file_that_changes_after_training_is_refused_and_made_again_once_it_is_removed(
+    make_node: Make, quiet: dict[str, object]
+):
+    node = make_node()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(versions, "add", lambda *_: (_ for _ in ()).throw(MosaicError("no room")))
+        assert node.run() == 1
+    day = day_of(node)
+    for path, spoil in ((day.model, damage), (day.scores, lambda path: path.write_text("{"))):
+        spoil(path)
+        assert node.run() == 1
+        assert str(path) in node.report.reason
+        assert "remove it: the next run makes it again" in node.report.reason
+        assert versions.linked(node.folder, "champion") is None
+        path.unlink()
+    (day.path / ".model.safetensors.1a2b3c4d").mkdir()  # of a killed process
+    day.environment.write_text("{")  # only the report reads it
+    assert node.run() == 0
+    assert bits_of(day) == quiet
+    assert node.report.environment is None
+    assert not list(day.path.glob(".*"))
+
+
+def test_a_day_that_lost_its_state_begins_anew_and_uses_none_of_its_files(make_node: Make):
+    node = make_node()
+    assert node.run() == 0
+    (day_of(node).path / "state.json").unlink()
+    assert node.run() == 0
+    assert node.report.state.version == "0002"
+    assert day_of(node).path.with_name(f"{FIRST}.1").is_dir()
 
 
 def test_a_program_that_changed_within_a_day_is_reported(make_node: Make):

@@ -21,6 +21,7 @@ from conftest import Node
 from bench.retrain.small_folder import bits_of, write_recipe
 from mosaic.artifact import load, save
 from mosaic.backends.host.backend import HostBackend
+from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.engine import find_modules
 from mosaic.plan import plan_from_quotas
 from mosaic.retrain import versions
@@ -87,11 +88,13 @@ def test_a_loss_that_is_not_finite_fails_the_day_and_a_few_at_its_end_are_refuse
         (40, 1, "the loss of step 20 and of the 19 before it is nan"),
         (10, 5, "not finite"),
     ):
-        node = make_node(name=str(num_steps), budget={"steps": num_steps})
+        node = make_node(name=str(num_steps), budget={"steps": num_steps, "save": "0.001s"})
         node.change("nn.functional.cross_entropy(", "float('nan') * nn.functional.cross_entropy(")
         node.change(scaler, "enabled=False")
         assert node.run() == code
         assert said in node.report.reason
+        checkpoints = checkpoints_in(node.folder.days()[-1].checkpoints)
+        assert {each.step for each in checkpoints} <= {0, 10}  # none is from between
 
 
 def test_a_disk_that_is_full_for_one_checkpoint_is_reported_and_for_two_ends_the_day(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
 from bench.retrain.small_folder import write_day, write_folder
+from mosaic.checkpoint.folder import sha256_of
+from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.retrain import hooks, steering, versions
 from mosaic.retrain.folder import DayState, Folder, Outcome, new_dates, replay_dates
 from mosaic.retrain.recipe import Promote, read_recipe
@@ -51,8 +54,9 @@ def test_only_promoted_days_whose_data_is_there_are_replayed(tmp_path: Path):
 
 def add(folder: Folder, name: str) -> None:
     (folder.path / "weights").write_text(name)
-    more = dict.fromkeys(("created", "sha256", "code", "mosaic", "torch"), "")
-    card = versions.Card(version=name, day=A, parent=None, step=1, values={}, **more)  # type: ignore[arg-type]
+    more = dict.fromkeys(("created", "code", "mosaic", "torch"), "")
+    sha256 = sha256_of(folder.path / "weights")
+    card = versions.Card(version=name, day=A, parent=None, step=1, sha256=sha256, values={}, **more)
     versions.add(folder, card, folder.path / "weights", folder.path / "train.py")
 
 
@@ -99,6 +103,23 @@ def test_the_status_names_a_champion_that_is_gone(folder: Folder):
     assert "version 0003 is gone: restore versions/0003" in "\n".join(steering.status_of(folder.path))
 
 
+def test_a_damaged_version_is_neither_served_nor_promoted_and_another_one_is(folder: Folder):
+    versions.find(folder, "3").weights.write_text("0O03")
+    for use in (lambda: versions.champion(folder.path), lambda: steering.promote(folder.path, "0003")):
+        with pytest.raises(InvalidFileError, match=r"0003/model.safetensors has other bytes"):
+            use()
+    steering.rollback(folder.path)
+    assert versions.champion(folder.path).name == "0002"
+
+
+def test_a_champion_that_a_copy_made_a_folder_is_an_error_with_the_way_out(folder: Folder):
+    target = (folder.path / "champion").resolve()
+    (folder.path / "champion").unlink()
+    shutil.copytree(target, folder.path / "champion")
+    with pytest.raises(MosaicError, match=r"is not a link.*mosaic retrain promote"):
+        versions.champion(folder.path)
+
+
 def test_a_promotion_by_a_person_sets_the_anchor_too(folder: Folder):
     steering.promote(folder.path, "1")
     assert (versions.linked(folder, "champion"), versions.linked(folder, "anchor")) == ("0001", "0001")
@@ -106,11 +127,17 @@ def test_a_promotion_by_a_person_sets_the_anchor_too(folder: Folder):
     assert not versions.is_overruled(folder, "0004")
 
 
-def test_old_versions_go_but_champion_anchor_and_the_champion_before_stay(folder: Folder):
+def test_old_versions_and_checkpoints_go_but_those_of_champion_anchor_and_the_champion_before_stay(folder: Folder):
     versions.point(folder, "anchor", "0001")
     for name in ("0004", "0005", "0006"):
         add(folder, name)
+    for day, version in ((A, "0004"), (B, "0002"), (C, "0006")):
+        folder.day(day).set(DayState(day=day, new=(day,), outcome="promoted", **(BEGUN | {"version": version})))
+        (folder.day(day).checkpoints / "00000001-step-1").mkdir(parents=True)
+        folder.day(day).model.touch()
     versions.drop_old(folder, 2)
+    for day in folder.days():
+        assert (day.checkpoints.exists(), day.model.exists()) == (day.path.name != A,) * 2
     assert [each.name for each in versions.all_versions(folder)] == ["0001", "0002", "0003", "0005", "0006"]
 
 
