@@ -28,7 +28,6 @@ from mosaic.cli.profile import ProfileCommand
 from mosaic.cli.retrain import ACTIONS
 from mosaic.cli.run import Run
 from mosaic.errors import BackendUnavailableError, InfeasibleError, InvalidRecipeError, MosaicError
-from mosaic.retrain.folder import named_remedy
 
 EXIT_CODES = """exit codes:
   0    done
@@ -90,7 +89,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         if words[:1] == ["retrain"]:
-            with named_remedy():
+            with import_module("mosaic.retrain.folder").named_remedy():
                 return parse(ACTIONS, prog="mosaic retrain", description=retrain.__doc__, args=words[1:]) or 0
         description = f"Run the unequal modules of a multimodal model side by side.\n\n{EVERYWHERE}\n\n{EXIT_CODES}"
         command: Any = parse(_commands(words), prog="mosaic", description=description, args=words)
