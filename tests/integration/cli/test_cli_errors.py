@@ -41,7 +41,6 @@ WRONG = [
     (1, "plan absent.json", "cannot read absent.json"),
     (1, "plan /dev/zero", "cannot read /dev/zero: it is not a regular file"),
     (2, "plan --context 8 --tokens 16000000", "tokens=16000000 are over 8192 blocks of 128; use --block 2048"),
-    (2, "retrain run /dev", "cannot read /dev/retrain.toml: No such file or directory; make a folder with a recipe"),
     (2, "plan --context 8 --tokens 512", "4 blocks for 8 ranks; each rank needs one: use fewer ranks, smaller blocks"),
     (2, "plan --context 0", "context=0, tokens=16384; use 1 or more of each"),
     (2, "plan --context 8 --seed -1", "seed=-1; use 0 to 4294967295"),

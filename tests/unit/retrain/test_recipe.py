@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime, time
 from pathlib import Path
 
@@ -64,6 +65,9 @@ def test_a_folder_without_a_recipe_says_how_to_make_one(tmp_path: Path):
     (tmp_path / "retrain.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidRecipeError, match=r"retrain.toml: not valid TOML"):
         read_recipe(tmp_path / "retrain.toml")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidRecipeError, match="is not a regular file"):
+        read_recipe(tmp_path / "pipe")
 
 
 def at(text: str) -> datetime:
