@@ -112,7 +112,8 @@ class RejectCount:
         if rejects and total > self.limit * judged:
             raise MosaicError(
                 f"{total} of {self.samples} samples drew a row that is unreadable, more than {self.limit:.3g} of "
-                f"{judged}: {self.by_source}; the last is {rejects[-1]}. Mend or remove such rows, or raise max_unreadable in [sources]"
+                f"{judged}: {self.by_source}; the last is {rejects[-1]}. Mend or remove such rows, or raise "
+                "max_unreadable in [sources]"
             )
 
     def resume(self, samples: int, by_source: Mapping[str, Mapping[str, int]]) -> None:
