@@ -1,7 +1,7 @@
 """Mosaic's files: profiles, plans and records in JSON, rows in lines of JSON; the origin of results.
 
-pydantic checks a file once, here, against the frozen dataclass that it becomes; inside the library nothing is checked
-again. A file is written aside and renamed, so a full disk or a killed process leaves the old file or the new one whole.
+pydantic checks a file once, here, against the frozen dataclass that it becomes. A file is written aside and renamed, so
+a full disk or a killed process leaves the old file or the new one whole.
 """
 
 from __future__ import annotations
@@ -78,20 +78,10 @@ def write_bytes(content: bytes, path: Path) -> None:
                 os.fsync(file.fileno())
             aside.replace(path)
     except OSError as error:
-        raise _unwritable(path, error.strerror or error) from error
-
-
-def check_writable(path: Path) -> None:
-    """Raises MosaicError unless a file at ``path``, or in the folder that is there, can be written."""
-    place = path.parent if path.is_file() else path
-    while not place.exists():
-        place = place.parent
-    if place.is_file() or not os.access(place, os.W_OK):
-        raise _unwritable(path, f"{place} is not a folder that can be written")
-
-
-def _unwritable(path: Path, reason: object) -> MosaicError:
-    return MosaicError(f"cannot write {path}: {reason}; choose a folder that can be written, with room left")
+        reason = error.strerror or error
+        raise MosaicError(
+            f"cannot write {path}: {reason}; choose a folder that can be written, with room left"
+        ) from error
 
 
 def read(path: Path) -> bytes:
@@ -111,14 +101,12 @@ def load(kind: type[T], path: Path) -> T:
 
 def load_as(kind: type[T], value: T | str | Path | None) -> T | None:
     """Returns a plan or a profile, read from a file where the value is its path."""
-    if value is None or isinstance(value, kind):
-        return value
-    if not isinstance(value, str | Path):
-        name = kind.__name__
-        raise TypeError(
-            f"{name.lower()}={value!r} is a {type(value).__name__}; pass a mosaic.{name} or its file's path"
-        )
-    return load(kind, Path(value))
+    if isinstance(value, str | Path):
+        return load(kind, Path(value))
+    if value is not None and not isinstance(value, kind):
+        name, other = kind.__name__, type(value).__name__
+        raise TypeError(f"{name.lower()}={value!r} is a {other}; pass a mosaic.{name} or its file's path")
+    return value
 
 
 def parse(kind: type[T], text: str | bytes, *, source: str) -> T:
@@ -161,13 +149,10 @@ def append_line(path: Path, row: Mapping[str, Any], *, flush: bool = False) -> N
 
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the whole rows; none without a file."""
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            with suppress(json.JSONDecodeError):
-                if isinstance(row := json.loads(line), dict):
-                    yield row
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        with suppress(json.JSONDecodeError):
+            if isinstance(row := json.loads(line), dict):
+                yield row
 
 
 def steps_in(path: Path) -> dict[int, dict[str, Any]]:

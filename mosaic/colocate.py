@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,6 @@ from torch import nn
 
 from mosaic.artifact import load_as
 from mosaic.backends.base import Backend
-from mosaic.backends.host.backend import SPINNING
 from mosaic.backends.table import open_backend
 from mosaic.engine.finding.find import Sample
 from mosaic.engine.handle import Handle
@@ -24,8 +22,6 @@ from mosaic.plan import Plan
 from mosaic.profiler import ProfileCache, open_cache
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.world.world import World
-
-_LOG = logging.getLogger("mosaic")
 
 
 def colocate(
@@ -85,8 +81,6 @@ def colocate(
     if World.is_there():
         return colocate_ranks(model, backend=backend, **arguments)
     backend = options.backend_of(backend or backend_for(model))
-    if SPINNING in backend.notes and backend.device.num_slots > 1:
-        _LOG.warning("%s", SPINNING)
     prepare = partial(_prepare, model, open_cache(options.cache))
     return Handle(prepare(Request(backend=backend, **arguments)), prepare)
 
@@ -97,23 +91,21 @@ def _prepare(model: nn.Module, cache: ProfileCache, request: Request) -> Session
     session = Session(model=model, request=request)
     with session.timed("find"):
         session.find()
+    failure = "the modules were not profiled"
     try:
         with session.timed("profile"):
             session.measure(cache)
+        with session.timed("solve"):
+            session.solve()
+        failure = "there was no memory to run modules on lanes"
+        if session.gains:
+            with session.timed("open"):
+                session.open()
+        else:
+            session.leave_alone(
+                f"the best plan is predicted to be {session.plan.predicted_speedup:.3f} times as fast as one module "
+                f"after the other; below {MIN_GAIN} the model is left as it was"
+            )
     except (UnstableMeasurementError, torch.OutOfMemoryError) as error:
-        session.leave_alone_after("the modules were not profiled", error)
-        return session
-    with session.timed("solve"):
-        session.solve()
-    if not session.gains:
-        session.leave_alone(
-            f"the best plan is predicted to be {session.plan.predicted_speedup:.3f} times as fast as one module after "
-            f"the other; below {MIN_GAIN} the model is left as it was"
-        )
-        return session
-    try:
-        with session.timed("open"):
-            session.open()
-    except torch.OutOfMemoryError as error:
-        session.leave_alone_after("there was no memory to run modules on lanes", error)
+        session.leave_alone_after(failure, error)
     return session

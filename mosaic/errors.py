@@ -1,7 +1,4 @@
-"""The errors of correct calls; wrong arguments raise ``ValueError`` and ``TypeError``.
-
-A message has the value, the rule and the way out.
-"""
+"""The errors of correct calls; wrong arguments raise ``ValueError`` and ``TypeError``."""
 
 from __future__ import annotations
 
@@ -51,10 +48,6 @@ class InfeasibleError(MosaicError):
 
 class UndecidedError(MosaicError):
     """No plan was found, and it was not proven that none exists: more time may find one."""
-
-
-class InvalidGraphError(MosaicError):
-    """A module graph has a cycle, a missing or a duplicated module."""
 
 
 class InvalidFileError(MosaicError):

@@ -7,15 +7,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain, groupby
 from typing import Annotated
 
 from mosaic.artifact import Ge, StrictFile, fingerprint
-from mosaic.errors import InvalidGraphError, unknown
+from mosaic.errors import InvalidPlanError, unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part(StrictFile):
-    """A module, or layers ``first`` to ``first + count`` of its ``total``; as text ``name`` or ``name[4:8/12]``."""
+    """A module, or layers ``first`` to ``end`` of its ``total``; as text ``name`` or ``name[4:8/12]``."""
 
     module: str
     first: Annotated[int, Ge(0)] = 0
@@ -24,7 +25,7 @@ class Part(StrictFile):
 
     def __post_init__(self) -> None:
         if self.first < 0 or self.count < 1 or self.end > self.total:
-            raise InvalidGraphError(f"layers {self.first} to {self.end} of {self.module!r}; it has {self.total}")
+            raise InvalidPlanError(f"layers {self.first} to {self.end} of {self.module!r}; it has {self.total}")
 
     @property
     def end(self) -> int:
@@ -55,7 +56,6 @@ class ModuleNode(StrictFile):
     name: str
     """Its qualified name in the user's model, as ``named_modules`` gives it."""
     num_parameters: Annotated[int, Ge(0)] = 0
-    """Parameters, counted as elements."""
     trainable: bool = True
     """True if any of its parameters takes a gradient."""
     inputs: tuple[str, ...] = ()
@@ -81,13 +81,13 @@ class ModuleGraph(StrictFile):
 
     def __post_init__(self) -> None:
         if not self.modules:
-            raise InvalidGraphError("a module graph needs at least one module")
+            raise ValueError("a module graph needs at least one module")
         if twice := [name for name, count in Counter(self.names).items() if count > 1]:
-            raise InvalidGraphError(f"modules named twice: {', '.join(twice)}; give each module one name")
+            raise ValueError(f"modules named twice: {', '.join(twice)}; give each module one name")
         for edge in self.edges:
             for end in sorted({edge.source, edge.target}.difference(self.names)):
-                raise InvalidGraphError(f"edge {edge.source} -> {edge.target}: {unknown('module', end, self.names)}")
-        self.topological_order()  # which refuses a cycle
+                raise ValueError(f"edge {edge.source} -> {edge.target}: {unknown('module', end, self.names)}")
+        _ = self.levels  # which refuses a cycle
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -108,20 +108,26 @@ class ModuleGraph(StrictFile):
         ancestors: dict[str, frozenset[str]] = {}
         for name in self.topological_order():
             sources = self.predecessors(name)
-            ancestors[name] = frozenset(sources).union(*(ancestors[source] for source in sources))
+            ancestors[name] = frozenset(sources).union(*map(ancestors.__getitem__, sources))
         return ancestors
 
     def independent(self, first: str, second: str) -> bool:
         """Returns True if neither module depends on the other."""
         return first != second and first not in self.ancestors[second] and second not in self.ancestors[first]
 
-    def topological_order(self) -> tuple[str, ...]:
-        """The names so that producers come first; call order if several can be next."""
+    @cached_property
+    def levels(self) -> tuple[tuple[str, ...], ...]:
+        """The names by the length of the longest path that leads to them, in call order within a level."""
         depth: dict[str, int] = {}
         try:
             for name in TopologicalSorter({name: self.predecessors(name) for name in self.names}).static_order():
-                depth[name] = 1 + max((depth[source] for source in self.predecessors(name)), default=0)
+                depth[name] = max((depth[source] + 1 for source in self.predecessors(name)), default=0)
         except CycleError as error:
             cycle = " -> ".join(error.args[1])
-            raise InvalidGraphError(f"modules depend on their own output in a cycle: {cycle}") from None
-        return tuple(sorted(self.names, key=depth.__getitem__))
+            raise ValueError(f"modules depend on their own output in a cycle: {cycle}") from None
+        by_depth = sorted(self.names, key=depth.__getitem__)
+        return tuple(tuple(names) for _, names in groupby(by_depth, key=depth.__getitem__))
+
+    def topological_order(self) -> tuple[str, ...]:
+        """The names so that producers come first: level after level."""
+        return tuple(chain(*self.levels))

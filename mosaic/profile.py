@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mosaic.artifact import Ge, Le, StrictFile, save
+from mosaic.artifact import Ge, StrictFile, save
 from mosaic.device import Device
 from mosaic.errors import InvalidProfileError, UnstableMeasurementError
 from mosaic.graph import ModuleGraph
@@ -41,10 +41,6 @@ class Sample(StrictFile):
     """Raw measurements in their order, without those of the warm-up; empty where ``infeasible``."""
     peak_bytes: Annotated[int, Ge(0)] = 0
     """Most memory in use during the phase above what was in use before it; 0 where unknown."""
-    bandwidth_utilisation: Annotated[float, Ge(0), Le(1)] | None = None
-    """Share of the device's memory bandwidth in use, 0 to 1 (paper section 3.3, B); None where unknown."""
-    sm_occupancy: Annotated[float, Ge(0), Le(1)] | None = None
-    """Share of its slots' warps in use, 0 to 1; None where unknown."""
     source: Literal["measured", "composed"] = "measured"
     """Composed: put together from measurements of other samples."""
     infeasible: str | None = None
@@ -80,7 +76,6 @@ class PairSample(StrictFile):
     """Times of one module while another ran beside it, both on partitions of their own."""
 
     module: str
-    """The module that was timed."""
     beside: str
     """The module that kept running next to it."""
     phase: Phase
@@ -125,9 +120,6 @@ class Environment(StrictFile):
     """Version of the CUDA driver; empty on the host."""
     driver: str = ""
     """Release of the kernel driver, such as ``580.95.05``; empty on the host."""
-    sm_clock_mhz: Annotated[int, Ge(0)] = 0
-    """Clock while measuring; 0 where unknown, as is the memory's."""
-    memory_clock_mhz: Annotated[int, Ge(0)] = 0
     created: str
     """End of the measurements, ISO 8601, UTC."""
     began: str = ""
@@ -143,17 +135,16 @@ def note_of_others(share: float | None, device: Device, *, strict: bool = False)
     note = f"other processes used {share:.0%} of the CPU"
     if device.kind != "host":  # a GPU's own events time its work
         return note
-    note += "; times are not comparable"
     if strict:
         raise UnstableMeasurementError(f"{note}: stop them, measure later, or leave strict out")
-    return note
+    return f"{note}; times are not comparable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile(StrictFile):
     """Everything measured about the modules of one graph on one device."""
 
-    schema_version: int = 6
+    schema_version: int = 7
     device: Device
     graph: ModuleGraph
     samples: tuple[Sample, ...]
@@ -166,10 +157,8 @@ class Profile(StrictFile):
     environment: Environment
 
     def __post_init__(self) -> None:
-        quotas = [(sample.module, sample.quota) for sample in self.samples]
-        for pair in self.pairs:
-            quotas += [(pair.module, pair.quota), (pair.beside, pair.beside_quota)]
-        for module, quota in quotas:
+        quotas = [(each.module, each.quota) for each in (*self.samples, *self.pairs)]
+        for module, quota in (*quotas, *((pair.beside, pair.beside_quota) for pair in self.pairs)):
             if module not in self.graph.names:
                 raise InvalidProfileError(f"the profile measures {module!r}, not in its graph")
             if quota > self.device.num_slots:

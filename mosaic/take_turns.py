@@ -1,8 +1,4 @@
-"""Candidates take turns at the steps of a loop until one is surely the fastest. No clock, no torch, no chance.
-
-Every comparison of ways to run a loop is made here: the trials on one rank, on many ranks and of pipelines,
-``mosaic run`` and the studies in bench/.
-"""
+"""Candidates take turns at the steps of a loop until one is surely the fastest. No clock, no torch, no chance."""
 
 from __future__ import annotations
 
@@ -11,11 +7,8 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TypeVar
 
 PLAIN = "the plain loop"
-_Sample = TypeVar("_Sample")
-
 _CONFIDENCE = 0.9
 """Of intervals of medians, which must lie apart."""
 _SURELY_SLOWER = 1.5
@@ -51,10 +44,10 @@ class TrialSettings:
 
 
 def take_turns(
-    runs: Mapping[str, Callable[[], Sequence[_Sample]]], rounds: int, *, more: Callable[[], bool] = lambda: True
-) -> dict[str, list[list[_Sample]]]:
-    """Runs each candidate once a round, every other round in reverse order, while ``more()``; returns their samples."""
-    samples: dict[str, list[list[_Sample]]] = {name: [] for name in runs}
+    runs: Mapping[str, Callable[[], Sequence[float]]], rounds: int, *, more: Callable[[], bool] = lambda: True
+) -> dict[str, list[list[float]]]:
+    """Runs each candidate once a round, every other round in reverse order, while ``more()``; returns their times."""
+    samples: dict[str, list[list[float]]] = {name: [] for name in runs}
     for number in range(rounds):
         if not more():
             break
@@ -96,10 +89,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """One turn of one candidate, by its number; the first ``num_warm`` of its steps are discarded."""
+    """One turn of one candidate, by its number."""
 
     candidate: int
-    num_warm: int
     num_steps: int
 
 
@@ -140,7 +132,7 @@ class Turns:
         self._train, self._late = train, late
         self._queue: list[int] = []
         self._visit: Visit | None = None
-        self._num_noted = 0
+        self._num_warm = 0  # next steps of the visit that are discarded
 
     @property
     def is_over_budget(self) -> bool:
@@ -173,22 +165,21 @@ class Turns:
             waiting = self._late if self.num_rounds <= self.settings.rounds_to_win else ()
             self._queue = [number for number in (0, *self._rivals(0)) if number not in waiting]
         candidate, settings = self.candidates[self._queue[0]], self.settings
-        num_warm = min(1, settings.warm_steps) if candidate.num_visits else settings.warm_steps
-        num_steps = num_warm + settings.steps_per_visit
+        self._num_warm = min(1, settings.warm_steps) if candidate.num_visits else settings.warm_steps
+        num_steps = self._num_warm + settings.steps_per_visit
         if self.num_steps + num_steps > settings.max_steps:
             if not self.baseline.samples:
                 return Decision(winner=0, reason="no two steps in a row were alike (other shapes, other calls, errors)")
             return self._decision(best, f"; a trial takes no more than {settings.max_steps} steps")
         candidate.num_visits += 1
-        self._visit = Visit(candidate=self._queue.pop(0), num_warm=num_warm, num_steps=num_steps)
-        self._num_noted = 0
+        self._visit = Visit(candidate=self._queue.pop(0), num_steps=num_steps)
         return self._visit
 
     def note(self, step_ms: float | None) -> None:
         """Records the next step of the present turn; None for a step that cannot be compared with others."""
         assert self._visit is not None, "no candidate has its turn"
-        is_warm = self._num_noted < self._visit.num_warm
-        self._num_noted += 1
+        is_warm = self._num_warm > 0
+        self._num_warm -= 1
         self.num_steps += 1
         if step_ms is None:
             return
@@ -203,26 +194,21 @@ class Turns:
     def report(self, head: str, decision: Decision | None, *, num_trials: int = 1) -> TrialReport:
         """Returns the report of a trial; ``head`` is its first sentence."""
         metrics = {"trials": float(num_trials), "trial_steps": float(self.num_steps), "trial_lost_ms": self.lost_ms}
-        for entry in self.candidates:
+        sentences = [head]
+        for number, entry in enumerate(self.candidates):
+            default = "not faster beyond the noise" if entry.samples else "its turn never came"
+            default = "being tried" if decision is None else default
+            outcome = entry.exclusion or entry.elimination or (default if number else "what others are compared with")
+            if decision is not None and decision.winner == number:
+                outcome = "runs from now on"
+            measured = "no step timed"
             if entry.samples:
                 metrics[f"trial_ms/{'plain' if entry.name == PLAIN else entry.name}"] = entry.median_ms
-        sentences = (self._sentence(number, decision) for number in range(len(self.candidates)))
-        return TrialReport(sentences=(head, *sentences), metrics=metrics)
-
-    def _sentence(self, number: int, decision: Decision | None) -> str:
-        candidate = self.candidates[number]
-        default = "not faster beyond the noise" if candidate.samples else "its turn never came"
-        default = "being tried" if decision is None else default
-        default = default if number else "what others are compared with"
-        outcome = candidate.exclusion or candidate.elimination or default
-        if decision is not None and decision.winner == number:
-            outcome = "runs from now on"
-        if not candidate.samples:
-            return f"tried {candidate.name}: no step timed; {outcome}"
-        low, high = candidate.interval
-        within = f" ({low:.2f} to {high:.2f})" if high < math.inf else ""
-        measured = f"measured {candidate.median_ms:.2f} ms a step{within}, steps: {len(candidate.samples)}"
-        return f"tried {candidate.name}: {measured}; {outcome}"
+                low, high = entry.interval
+                within = f" ({low:.2f} to {high:.2f})" if high < math.inf else ""
+                measured = f"measured {entry.median_ms:.2f} ms a step{within}, steps: {len(entry.samples)}"
+            sentences.append(f"tried {entry.name}: {measured}; {outcome}")
+        return TrialReport(sentences=tuple(sentences), metrics=metrics)
 
     def _eliminate(self) -> int:
         """Eliminates candidates that cannot win any more; returns the best that surely beats the baseline, or that."""

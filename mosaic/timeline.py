@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from mosaic.artifact import Ge, StrictFile
+from mosaic.artifact import StrictFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span(StrictFile):
-    """One piece of work on one partition."""
+    """One piece of work on one partition, or one wait for other ranks."""
 
     module: str
-    phase: Literal["forward", "backward", "glue"]
-    """Half of the step; ``glue`` is an operation between modules that followed its branch."""
+    phase: Literal["forward", "backward", "glue", "reduce"]
+    """``glue`` is an operation between modules that followed its branch; ``reduce`` sums gradients over ranks."""
     slots: tuple[int, ...]
+    """Empty for a wait."""
     step: int
     """Index of the training step, from 0."""
     start_ms: float
     """Milliseconds since the timeline's origin."""
     end_ms: float
+
+    @property
+    def duration_ms(self) -> float:
+        return self.end_ms - self.start_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +40,7 @@ class Timeline(StrictFile):
     @property
     def overlap(self) -> float:
         """Share of the spans' time during which another lane (other slots) was busy too, between 0 and 1."""
-        total = sum(span.end_ms - span.start_ms for span in self.spans)
+        total = sum(span.duration_ms for span in self.spans)
         edges = [(span.start_ms, 1, span.slots) for span in self.spans]
         edges += [(span.end_ms, -1, span.slots) for span in self.spans]
         running, shared, previous = Counter[tuple[int, ...]](), 0.0, 0.0
@@ -48,25 +53,13 @@ class Timeline(StrictFile):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankSpan(StrictFile):
-    """One piece of work, or one wait for other ranks."""
-
-    kind: Literal["compute", "wait"]
-    module: str
-    phase: str
-    """``forward``, ``backward``, ``reduce`` or ``agreement``."""
-    step: int
-    duration_ms: Annotated[float, Ge(0)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace(StrictFile):
     """Spans of one rank in some steps."""
 
-    schema_version: int = 5
+    schema_version: int = 6
     run: str
     """Equal for all ranks of one start."""
     rank: int
     num_ranks: int
     host: str
-    spans: tuple[RankSpan, ...]
+    spans: tuple[Span, ...]

@@ -54,9 +54,9 @@ class ModuleKey(StrictFile):
 class ModuleRecord(StrictFile):
     """Measurements of one module, alone and beside others; each point once."""
 
-    SCHEMA_VERSION: ClassVar[int] = 3
+    SCHEMA_VERSION: ClassVar[int] = 4
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     key: ModuleKey
     memory: ModuleMemory | None = None
     samples: tuple[Sample, ...] = ()

@@ -1,33 +1,24 @@
-"""Hardware counters of a GPU through NVML: how busy its SMs and its memory are while a module runs on it.
+"""Hardware counters of a GPU through NVML: how busy its SMs and its memory are while something runs on it.
 
-GPM (Hopper and later) compares two samples of the whole device, on which the measured module runs alone.
+GPM (Hopper and later) compares two samples of the whole device.
 """
 
 from __future__ import annotations
 
 import importlib
-import math
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Self
 
-from mosaic.backends.base import Backend, Lane
+from mosaic.backends.base import Backend
 from mosaic.backends.cuda.driver import describe_devices
-from mosaic.device import Device
-from mosaic.profile import Phase
-from mosaic.profiler.subject import Subject
-from mosaic.profiler.timing import TimedWork
 
 MIN_SECONDS = 0.5
 """Shortest window. NVML's counters are refreshed every 100 ms or so, and read zero in between."""
 
 _PROBE_SECONDS = 0.15
-_BATCH_MS = 40.0
-_MAX_IN_BATCH = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +31,6 @@ class Utilisation:
     """Share of all SMs' warps that were active."""
     dram_bandwidth: float | None = None
     """Share of the memory's peak bandwidth."""
-
-    def on_partition(self, granted_sms: int, total_sms: int) -> Utilisation:
-        """Returns it as shares of the partition that ran alone; bandwidth stays a share of the device's."""
-        util, occupancy = (
-            None if share is None else min(1.0, share * total_sms / granted_sms)
-            for share in (self.sm_util, self.sm_occupancy)
-        )
-        return Utilisation(sm_util=util, sm_occupancy=occupancy, dram_bandwidth=self.dram_bandwidth)
 
 
 class Counters:
@@ -81,16 +64,6 @@ class Counters:
                 self.missing = "NVML took two samples and made no metric of them, as on a virtual GPU"
         except self._nvml.NVMLError as error:
             self.missing = f"NVML refuses: {error}"
-
-    @property
-    def clocks_mhz(self) -> tuple[int, int]:
-        """Clocks of SMs and memory at this moment, in MHz; 0 without a value from NVML."""
-        if self._device is not None:
-            with suppress(AttributeError, self._nvml.NVMLError):
-                kinds = self._nvml.NVML_CLOCK_SM, self._nvml.NVML_CLOCK_MEM
-                sm, memory = (int(self._nvml.nvmlDeviceGetClockInfo(self._device, kind)) for kind in kinds)
-                return sm, memory
-        return 0, 0
 
     def during(self, work: Callable[[], object], seconds: float = MIN_SECONDS) -> Utilisation | None:
         """Repeats ``work``, which keeps the device busy, and returns the use of the device; None where NVML fails.
@@ -151,37 +124,6 @@ def open_counters(backend: Backend) -> Counters | None:
     if backend.torch_device.type != "cuda":
         return None
     return Counters(describe_devices()[backend.torch_device.index or 0].uuid)
-
-
-def measure_utilisation(
-    subject: Subject, lane: Lane, phase: Phase, counters: Counters | None, device: Device, times_ms: Sequence[float]
-) -> Utilisation:
-    """Repeats one phase of a module on a lane, alone on the device, whose times are ``times_ms``.
-
-    Returns shares of the lane's SMs and of the device's bandwidth; None without counters or without that phase.
-    """
-    if counters is None or counters.missing or not any(times_ms):
-        return Utilisation()
-    call = lane.submit(partial(subject.prepare, phase)).wait()
-    if call is None:
-        return Utilisation()
-    calls = max(1, min(_MAX_IN_BATCH, math.ceil(_BATCH_MS * len(times_ms) / max(1e-3, sum(times_ms)))))
-    batch = partial(TimedWork(lane, call, calls, pieces=1).run, 1)
-    # One batch is always queued behind the one that runs: the device never waits for the calling thread.
-    queue = deque([lane.submit(batch)])
-
-    def finish() -> None:
-        start, end = queue.popleft().wait()
-        start.ms_until(end)
-
-    def work() -> None:
-        queue.append(lane.submit(batch))
-        finish()
-
-    seen = counters.during(work) or Utilisation()
-    finish()
-    total = device.num_slots * device.sms_per_slot + device.remainder_sms
-    return seen.on_partition(lane.num_sms or len(lane.slots) * device.sms_per_slot, total)
 
 
 def _share(metric: Any) -> float | None:

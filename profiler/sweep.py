@@ -8,7 +8,6 @@ import itertools
 import logging
 import math
 import platform
-import statistics
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +29,6 @@ from mosaic.graph import ModuleGraph
 from mosaic.profile import Environment, ModuleMemory, PairSample, Phase, Profile, Sample
 from mosaic.profiler.cache import ModuleRecord, ProfileCache, key_of, structures_of
 from mosaic.profiler.communication import Network
-from mosaic.profiler.counters import Counters, measure_utilisation
 from mosaic.profiler.noise import Retries
 from mosaic.profiler.settings import ProfileSettings, QuotaChoice, choose_quotas
 from mosaic.profiler.subject import Subject, split_batch
@@ -57,7 +55,6 @@ def profile_modules(
     degrees: Iterable[int] = (1,),
     network: Network | None = None,
     cache: ProfileCache | None = None,
-    counters: Counters | None = None,
     settings: ProfileSettings | None = None,
     progress: ProgressCallback | None = None,
 ) -> Profile:
@@ -67,7 +64,7 @@ def profile_modules(
     smallest quota of each, then the others from large to small, then modules side by side. What is measured on the host
     while other processes take the CPU is measured again, within ``settings.retry_seconds``. Degrees above 1 are
     composed: one replica's share of the batch is timed here, and the sum of the gradients over ``network`` is added to
-    its backward. ``counters`` are of the backend's GPU; without them occupancy and bandwidth stay unknown.
+    its backward.
 
     Raises:
         InvalidPlanError: A quota is below one slot or above the device.
@@ -81,7 +78,7 @@ def profile_modules(
     if len(sorted_degrees) > 1 and network is None:
         raise ValueError(f"degrees {sorted_degrees} need communication; give network, such as a Cluster or a Link")
     settings, cache = settings or ProfileSettings(), cache or ProfileCache()
-    sweep = _Sweep({each.name: each for each in subjects}, graph, backend, settings, cache, counters, progress)
+    sweep = _Sweep({each.name: each for each in subjects}, graph, backend, settings, cache, progress)
     with preserved(model, alone=subjects):
         return sweep.run(chosen, sorted_degrees, network)
 
@@ -95,13 +92,11 @@ class _Sweep:
     backend: Backend
     settings: ProfileSettings
     cache: ProfileCache
-    counters: Counters | None
     progress: ProgressCallback | None
     lanes: Lanes = field(init=False)
     samples: dict[tuple[str, int], list[Sample]] = field(default_factory=dict)
     """Compute alone, by module and degree."""
     memory: dict[str, ModuleMemory] = field(default_factory=dict)
-    clocks_mhz: list[tuple[int, int]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     num_done: int = 0
     num_expected: int = 0
@@ -151,10 +146,7 @@ class _Sweep:
             structures=structures_of(self.subjects.values()),
             left_out=tuple(self.left_out),
             environment=environment_of(
-                self.backend,
-                foreign_cpu_share=self.retries.taken.share or 0.0,
-                clocks_mhz=self.clocks_mhz,
-                began=self.began,
+                self.backend, foreign_cpu_share=self.retries.taken.share or 0.0, began=self.began
             ),
         )
 
@@ -212,17 +204,12 @@ class _Sweep:
 
     def _cached(self, name: str, degree: int, quota: int) -> tuple[Sample, ...]:
         """Returns the samples of a point that this run would take, perhaps those of an equal module."""
-        wants_counters = self.counters is not None and not self.counters.missing
         samples = tuple(
             dataclasses.replace(sample, module=name)
             for sample in self.cache.record(self.keys[name]).samples
             if (sample.degree, sample.quota) == (degree, quota)
         )
-        is_good = all(
-            len(sample.times_ms) >= self.settings.min_repeats
-            and (not wants_counters or sample.bandwidth_utilisation is not None or not any(sample.times_ms))
-            for sample in samples
-        )
+        is_good = all(len(sample.times_ms) >= self.settings.min_repeats for sample in samples)
         return samples if is_good else ()
 
     def _measure_point(self, part: Subject, degree: int, quota: int) -> tuple[Sample, ...]:
@@ -232,9 +219,6 @@ class _Sweep:
             self.lanes.streams.api.release_workspaces()
         with attempt() as tried:
             times, share = self.retries.quietest(lambda: measure(part, lane, self.settings))
-            if self.counters is not None:
-                self.clocks_mhz.append(self.counters.clocks_mhz)
-            seen = [measure_utilisation(part, lane, phase, self.counters, device, times[phase]) for phase in Phase]
             peaks = lane.submit(partial(part.peak_bytes, self.backend.torch_device)).wait()
         if tried.reason is not None:
             return _infeasible(part.name, degree, quota, tried.reason)
@@ -246,11 +230,9 @@ class _Sweep:
                 degree=degree,
                 times_ms=times[phase],
                 peak_bytes=most,
-                bandwidth_utilisation=used.dram_bandwidth,
-                sm_occupancy=used.sm_occupancy,
                 measured=now_utc(),
             )
-            for phase, used, most in zip(Phase, seen, peaks, strict=True)
+            for phase, most in zip(Phase, peaks, strict=True)
         )
         if device.kind != "host" or (share or 0.0) <= self.settings.foreign_share:
             self.cache.add(ModuleRecord(key=self.keys[part.name], samples=samples))
@@ -359,23 +341,18 @@ def now_utc() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def environment_of(
-    backend: Backend, *, foreign_cpu_share: float = 0.0, clocks_mhz: Sequence[tuple[int, int]] = (), began: str = ""
-) -> Environment:
-    """Returns a backend's machine and software, with the medians of SM and memory clocks."""
+def environment_of(backend: Backend, *, foreign_cpu_share: float = 0.0, began: str = "") -> Environment:
+    """Returns a backend's machine and software."""
     driver_version = driver = ""
     if backend.torch_device.type == "cuda":
         driver_version = describe_driver().version
         with suppress(BackendUnavailableError):
             driver = describe_nvml().driver_version
-    sm_clock, memory_clock = zip(*clocks_mhz, strict=True) if clocks_mhz else ((0,), (0,))
     return Environment(
         torch_version=torch.__version__,
         python_version=platform.python_version(),
         driver_version=driver_version,
         driver=driver,
-        sm_clock_mhz=round(statistics.median(sm_clock)),
-        memory_clock_mhz=round(statistics.median(memory_clock)),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         began=began,
         foreign_cpu_share=round(foreign_cpu_share, 4),

@@ -27,7 +27,7 @@ from mosaic.errors import InvalidProfileError
 from mosaic.hardware import Hardware, hardware_of
 from mosaic.microbench.kernels import half_type
 from mosaic.profile import Phase, Profile, Sample
-from mosaic.profiler import Counters, ProfileSettings, default_quotas, measure_beside, open_counters, profile_modules
+from mosaic.profiler import ProfileSettings, default_quotas, measure_beside, profile_modules
 
 SIZES = (2, 3, 4, 6, 8)
 """Modules side by side."""
@@ -103,16 +103,12 @@ class CostStudy:
     @cached_property
     def profile(self) -> Profile:
         """The modules alone, at every quota of the ladder."""
-        return self._profile(self.quotas)
-
-    def _profile(self, quotas: Iterable[int], counters: Counters | None = None) -> Profile:
         return profile_modules(
             self._model,
             self.finding.subjects,
             self.finding.graph,
             self.bench.backend,
-            quotas=quotas,
-            counters=counters,
+            quotas=self.quotas,
             settings=self.scale.settings,
         )
 
@@ -131,15 +127,7 @@ class CostStudy:
 
     @cached_property
     def bandwidths(self) -> dict[tuple[str, Phase], dict[int, float]]:
-        """Bandwidth of modules alone by quota: from counters if any, else counted bytes over measured time."""
-        counters = open_counters(self.bench.backend)
-        if counters is not None and not counters.missing:
-            with counters:
-                quotas = (1, self.quotas[len(self.quotas) // 2], self.device.num_slots)
-                profile = self._profile(quotas, counters)
-            return by_quota(
-                (s, s.bandwidth_utilisation) for s in profile.samples if s.bandwidth_utilisation is not None
-            )
+        """Bandwidth of modules alone by quota: counted bytes over measured time."""
         self.bench.notes.append("bandwidths are counted bytes over measured times, not measured")
         samples = [s for s in self.profile.samples if s.times_ms and s.median_ms > 0]
         rates = [self.counts[s.module].phase(s.phase).moved_bytes / s.median_ms / 1e6 for s in samples]

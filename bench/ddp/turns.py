@@ -75,12 +75,12 @@ def launch(
     for loop in loops.values():
         take(loop, world, 0, warm=scale.warm_steps)
     turns = take_turns(
-        {way: lambda loop=loop: [take(loop, world, scale.steps, warm=scale.warm_steps)] for way, loop in loops.items()},
+        {way: lambda loop=loop: take(loop, world, scale.steps, warm=scale.warm_steps) for way, loop in loops.items()},
         scale.rounds,
     )
     for way, taken in turns.items():
-        yield _figure(way, [ms for turn in chain(*taken) for ms in turn], setting=best)
-    steps = {way: list(map(statistics.median, chain(*taken))) for way, taken in turns.items()}
+        yield _figure(way, list(chain(*taken)), setting=best)
+    steps = {way: list(map(statistics.median, taken)) for way, taken in turns.items()}
     yield _figure("gain", ratios(steps["ddp"], steps["ours"]))
     yield _figure("alike over ddp", ratios(steps["alike"], steps["ddp"]))
     trained = [parameter.nbytes for parameter in theirs.model.parameters() if parameter.requires_grad]

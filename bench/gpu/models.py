@@ -409,12 +409,8 @@ def _by_hand(even: Plan, rounds: Rounds) -> Iterator[Figure]:
 def even_plan(graph: ModuleGraph, device: Device) -> Plan:
     """Returns stages by depth in the graph, each with the slots in equal parts."""
     slots = device.num_slots
-    depth: dict[str, int] = {}
-    for name in graph.topological_order():
-        depth[name] = max((depth[source] + 1 for source in graph.predecessors(name)), default=0)
     stages = []
-    for level in range(max(depth.values()) + 1):
-        names = [name for name in graph.names if depth[name] == level]
+    for names in graph.levels:
         for first in range(0, len(names), slots):
             group = names[first : first + slots]
             stages.append({name: slots // len(group) for name in group})

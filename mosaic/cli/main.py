@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
-# OpenMP reads this once, when torch is loaded. Spinning idle threads would take cores from other lanes.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -80,6 +76,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["--version"]:
         print(f"mosaic {mosaic.__version__}")
         return 0
+    if words[:1] != ["doctor"]:  # which reports the settings of the user's own scripts; torch and CUDA read them once
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads that spin take cores from other lanes
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a hardware queue a lane
     level = next((_LEVELS[word] for word in reversed(words) if word in _LEVELS), logging.WARNING)
     words = [word for word in words if word not in _LEVELS]
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -39,20 +38,20 @@ class ProfileCommand:
     json: Json = None
 
     def execute(self) -> None:
-        profile, notes = measure(self)
+        profile = measure(self)
         save(profile, self.output)
         console = console_beside(self.json)
         console.print(graph_table(profile.graph))
         console.print(profile_table(profile))
-        console.print(*notes, f"wrote {self.output}", sep="\n", highlight=False, markup=False)
+        console.print(*_notes(profile), f"wrote {self.output}", sep="\n", highlight=False, markup=False)
         write_json(profile, self.json)
 
 
-def measure(command: ProfileCommand) -> tuple[Profile, list[str]]:
-    """Loads a model, finds its modules and measures them; returns the profile, and sentences about it."""
+def measure(command: ProfileCommand) -> Profile:
+    """Loads a model, finds its modules and measures them."""
     from mosaic.cli.workload import load_workload, moved
     from mosaic.engine import find_modules
-    from mosaic.profiler import ProfileCache, ProfileSettings, open_cache, open_counters, profile_modules
+    from mosaic.profiler import ProfileCache, ProfileSettings, open_cache, profile_modules
 
     workload = load_workload(command.model)
     first = next(iter(workload.model.parameters()), None)
@@ -60,16 +59,13 @@ def measure(command: ProfileCommand) -> tuple[Profile, list[str]]:
     backend = open_named_backend(command.backend or (str(first.device) if first is not None and on_gpu else "host"))
     most = max(command.degrees, default=0)
     network = _described_links(command.cluster, most, backend.device) if most > 1 else None
-    with ExitStack() as stack:
-        progress, counters = stack.enter_context(Progress()), open_counters(backend)
-        if counters is not None:
-            stack.callback(counters.close)
+    with Progress() as progress:
         finding = find_modules(
             workload.model.to(backend.torch_device),
             moved(workload.sample, backend.torch_device),
             may_share=most > 1,  # several ranks allow it
         )
-        profile = profile_modules(
+        return profile_modules(
             workload.model,
             finding.subjects,
             finding.graph,
@@ -78,14 +74,9 @@ def measure(command: ProfileCommand) -> tuple[Profile, list[str]]:
             degrees=command.degrees,
             network=network,
             cache=ProfileCache(open_cache(command.cache or "user").folder, reuse=not command.fresh),
-            counters=counters,
             settings=ProfileSettings(strict=command.strict),
             progress=progress.follow("profiling"),
         )
-        notes = _notes(profile)
-        if counters is not None and counters.missing:
-            notes.append(f"occupancy and bandwidth are unknown: {counters.missing}")
-    return profile, notes
 
 
 def _described_links(cluster: str | None, gpus: int, device: Device) -> Cluster:

@@ -118,17 +118,17 @@ def compare_ranks(traces: Sequence[RankTrace]) -> RankComparison:
 def _times(trace: RankTrace, steps: set[int]) -> _Times:
     times: dict[tuple[str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for span in trace.spans:
-        if span.kind == "compute" and span.step in steps:
+        if span.slots and span.step in steps:
             times[span.module, span.phase][span.step] += span.duration_ms
     return times
 
 
 def _summary(trace: RankTrace, times: Mapping[int, _Times], steps: set[int]) -> RankSummary:
-    by_kind = {kind: dict.fromkeys(steps, 0.0) for kind in ("compute", "wait")}
+    computing, waiting = dict.fromkeys(steps, 0.0), dict.fromkeys(steps, 0.0)
     for span in trace.spans:
         if span.step in steps:
-            by_kind[span.kind][span.step] += span.duration_ms
-    compute_ms, wait_ms = (median(by_step.values()) for by_step in by_kind.values())
+            (computing if span.slots else waiting)[span.step] += span.duration_ms
+    compute_ms, wait_ms = median(computing.values()), median(waiting.values())
     slow = []
     for work, own in times[trace.rank].items():
         others = [table[work] for rank, table in times.items() if rank != trace.rank and work in table]

@@ -72,8 +72,8 @@ class Instance(StrictFile):
     """A machine of equal devices, and the modules to plan.
 
     Raises:
-        ValueError: A table is empty or contradicts itself, or a pair is listed twice or unknown.
-        InvalidGraphError: A name occurs twice or is unknown, or modules wait for each other in a cycle.
+        ValueError: A table is empty or contradicts itself, a name or a pair occurs twice or is unknown, or modules wait
+            for each other in a cycle.
     """
 
     schema_version: int = 1

@@ -1,4 +1,4 @@
-"""Profiling on a real GPU: counters, clocks, memory at each phase, and what running out of memory leaves behind."""
+"""Profiling on a real GPU: counters, memory at each phase, and what running out of memory leaves behind."""
 
 from __future__ import annotations
 
@@ -77,19 +77,12 @@ def test_counters_read_a_load_or_say_why_not(counters: Counters, backend: Backen
     assert seen.dram_bandwidth is not None
 
 
-def test_a_profile_has_clocks_counters_and_memory(counters: Counters, backend: Backend):
+def test_a_profile_has_driver_and_memory(backend: Backend):
     slots = backend.device.num_slots
     settings = dataclasses.replace(QUICK, pairs=False)
-    profile = profiled(backend, quotas=[max(1, slots // 4), slots], counters=counters, settings=settings)
-    assert profile.environment.sm_clock_mhz > 0
-    assert profile.environment.memory_clock_mhz > 0
+    profile = profiled(backend, quotas=[max(1, slots // 4), slots], settings=settings)
     assert profile.environment.driver
     assert all(sample.peak_bytes > 0 for sample in profile.samples)
-    if counters.missing:
-        assert all(sample.bandwidth_utilisation is None for sample in profile.samples)
-        pytest.skip(counters.missing)
-    assert all(sample.bandwidth_utilisation is not None for sample in profile.samples)
-    assert all(sample.sm_occupancy is not None for sample in profile.samples)
 
 
 def test_quotas_degrees_and_a_cache(backend: Backend, tmp_path: Path):

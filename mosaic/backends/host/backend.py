@@ -7,9 +7,11 @@ thread that calls them and inherit its affinity, so a lane's operators cannot le
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -76,6 +78,8 @@ class HostBackend(Backend):
         return tuple(sentences)
 
     def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> HostLanes:
+        if SPINNING in self.notes and self._device.num_slots > 1:
+            _warn_once(SPINNING)
         distinct = checked_partitions(self._device, partitions)
         return HostLanes(distinct, self._cores if self._pinned else None, self._num_threads)
 
@@ -89,6 +93,11 @@ SPINNING = (
     "imported (the mosaic command does)"
 )
 """The note for a process whose OpenMP threads spin while they wait."""
+
+
+@cache
+def _warn_once(sentence: str) -> None:
+    logging.getLogger("mosaic").warning("%s", sentence)
 
 
 def cpu_name() -> str:

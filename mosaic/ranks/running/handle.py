@@ -19,7 +19,7 @@ from mosaic.ranks.parameters.elsewhere import take_back
 from mosaic.ranks.running import loops
 from mosaic.ranks.session import RankSession
 from mosaic.ranks.world.world import World
-from mosaic.timeline import RankSpan, RankTrace
+from mosaic.timeline import RankTrace, Span
 
 
 class RankHandle(Handle):
@@ -73,18 +73,14 @@ class RankHandle(Handle):
             MosaicError: The folder cannot be written.
         """
         world, path = self.world, Path(folder) / f"trace-rank{self.world.rank}.json"
-        spans = [
-            RankSpan(kind="wait", module=module, phase=phase, step=step, duration_ms=(end - start) / 1e6)
+        waits = (
+            Span(module=module, phase=phase, slots=(), step=step, start_ms=start / 1e6, end_ms=end / 1e6)
             for module, phase, step, start, end in [*world.progress.waits]
             if phase != "agreement"  # that is of no step
-        ]
-        for work in () if self._executor is None else self._executor.log.spans():
-            took_ms = work.end_ms - work.start_ms
-            spans.append(
-                RankSpan(kind="compute", module=work.module, phase=work.phase, step=work.step, duration_ms=took_ms)
-            )
+        )
+        spans = (*waits, *(() if self._executor is None else self._executor.log.spans()))
         host, run = world.me.host, world.run
-        save(RankTrace(run=run, rank=world.rank, num_ranks=world.size, host=host, spans=tuple(spans)), path)
+        save(RankTrace(run=run, rank=world.rank, num_ranks=world.size, host=host, spans=spans), path)
         return path
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:

@@ -12,9 +12,10 @@ Between two degrees the speed-up s(n) = T(1) / T(n) is linear, with s(0) = 0, as
 alone gives the paper's own example (8.4 and 3.6 of 12 operators). *Ours*: a MetaOp is one module, a chain of as many
 equal operators as it has layers (``SearchOptions.layers``): chains of equal modules, which the paper contracts, are one
 module in Mosaic; degrees that do not pay are dropped, since the theorem of section 3.3 needs times that fall;
-levels are by longest path. Where the paper names no rule for a wave, the released planner's holds (most devices first,
-then longest, whatever still fits); *extend, then align* is the paper's order. Placement (section 3.5) has no price in
-the cost model and is consecutive devices here.
+levels are by longest path, since breadth-first depth (section 3.1) puts C beside B for A -> B -> C with A -> C. Where
+the paper names no rule for a wave, the released planner's holds (most devices first, then longest, whatever still
+fits); *extend, then align* is the paper's order. Placement (section 3.5) has no price in the cost model and is
+consecutive devices here.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from mosaic.graph import ModuleGraph, Part
+from mosaic.graph import Part
 from mosaic.solver.planners.waves import Job, Wave, Widths, plan_waves, widths_of
 from mosaic.solver.task import Answer, Task
 
@@ -36,21 +37,10 @@ def plan(task: Task) -> Answer:
     widths, layers = widths_of(task), task.search.layers
     waves = [
         wave
-        for level in _levels(task.graph)
+        for level in task.graph.levels
         for wave in _waves_of_level(level, [widths[name] for name in level], layers, task.machine.num_devices)
     ]
     return plan_waves(task, [waves])
-
-
-def _levels(graph: ModuleGraph) -> list[list[str]]:
-    """Groups modules by the longest path that leads to them.
-
-    Section 3.1 says breadth-first depth, which puts C beside B for A -> B -> C with A -> C.
-    """
-    depth: dict[str, int] = {}
-    for name in graph.topological_order():
-        depth[name] = max((depth[other] + 1 for other in graph.predecessors(name)), default=0)
-    return [[name for name in depth if depth[name] == level] for level in range(max(depth.values()) + 1)]
 
 
 def _waves_of_level(names: Sequence[str], widths: Sequence[Widths], layers: int, num_devices: int) -> Iterator[Wave]:

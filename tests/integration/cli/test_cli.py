@@ -12,7 +12,6 @@ from user_models import FILE
 
 import mosaic
 from mosaic import artifact
-from mosaic.__main__ import main
 from mosaic.cli.main import run
 from mosaic.plan import Plan
 
@@ -28,19 +27,6 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         run([command, "--help"])
     assert caught.value.code == 0
     assert "--json" in capsys.readouterr().out
-
-
-def test_an_interrupt_during_imports_shows_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    class Interrupted:
-        def __getattr__(self, name: str) -> None:
-            raise KeyboardInterrupt
-
-    monkeypatch.setitem(sys.modules, "mosaic.cli.main", Interrupted())
-    with pytest.raises(SystemExit, match="130"):
-        main()
-    assert capsys.readouterr().err == "mosaic: interrupted\n"
 
 
 def test_missing_and_unwritable_files_are_found_before_torch_is_loaded():

@@ -12,7 +12,7 @@ from mosaic.artifact import save
 from mosaic.cli.main import run
 from mosaic.errors import InvalidFileError
 from mosaic.report.slow_ranks import compare_ranks
-from mosaic.timeline import RankSpan, RankTrace
+from mosaic.timeline import RankTrace, Span
 
 
 def trace(rank: int, times_ms: dict[str, float], *, num_ranks: int = 2, run: str = "a", waits_ms: float = 0.0):
@@ -20,8 +20,8 @@ def trace(rank: int, times_ms: dict[str, float], *, num_ranks: int = 2, run: str
     spans = []
     for step in range(3):
         for module, time_ms in [*times_ms.items(), ("", waits_ms)]:
-            work = {"kind": "compute" if module else "wait", "module": module or "image", "phase": "forward"}
-            spans.append(RankSpan(**work, step=step, duration_ms=time_ms * (10 if step == 0 else 1)))
+            work = {"slots": (0,) if module else (), "module": module or "image", "phase": "forward"}
+            spans.append(Span(**work, step=step, start_ms=0.0, end_ms=time_ms * (10 if step == 0 else 1)))
     return RankTrace(run=run, rank=rank, num_ranks=num_ranks, host=f"host{rank}", spans=tuple(spans))
 
 
@@ -45,7 +45,7 @@ def test_a_rank_that_waits_is_not_slow():
 def test_a_rank_that_was_held_up_for_two_steps_of_five_is_not_slow():
     def steps(rank: int, times_ms: list[float]) -> RankTrace:
         spans = [
-            replace(span, step=step, duration_ms=time_ms)
+            replace(span, step=step, end_ms=time_ms)
             for step, time_ms in enumerate([1.0, *times_ms])
             for span in trace(rank, {"image": 1.0}).spans[:1]
         ]

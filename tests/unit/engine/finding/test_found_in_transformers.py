@@ -44,16 +44,8 @@ FAMILIES = {
 TABLE = Path(__file__).parents[3] / "golden" / "found_in_transformers.txt"
 
 
-def levels(finding: Finding) -> str:
-    depth: dict[str, int] = {}
-    for name in finding.graph.topological_order():
-        depth[name] = 1 + max((depth[before] for before in finding.graph.predecessors(name)), default=-1)
-    at = [[name for name in finding.graph.names if depth[name] == level] for level in range(max(depth.values()) + 1)]
-    return " > ".join(" + ".join(names) for names in at)
-
-
 def lines(name: str, finding: Finding) -> Iterator[str]:
-    yield f"{name}: {levels(finding)}"
+    yield f"{name}: {' > '.join(' + '.join(names) for names in finding.graph.levels)}"
     for module, reason in finding.left_out.items():
         yield f"    not {module}: {reason.partition(' (')[0]}"
     for module, reason in finding.in_place.items():
