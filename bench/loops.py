@@ -48,11 +48,9 @@ class Loop:
 def in_turn(loops: Mapping[str, Loop], rounds: int, budget: Budget) -> dict[str, list[float]]:
     """Returns the median step of each block by loop; at least three rounds, where the budget ends first."""
     steps = max(3, round(BLOCK_MS / min(loop.step_ms() for loop in loops.values())))
-    numbers = itertools.count()
     samples = take_turns(
         {name: lambda loop=loop: [loop.step_ms() for _ in range(steps)] for name, loop in loops.items()},
-        rounds,
-        more=lambda: next(numbers) < MIN_ROUNDS or budget.left_s > 0,
+        itertools.takewhile(lambda number: number < MIN_ROUNDS or budget.left_s > 0, range(rounds)),
     )
     return {name: [statistics.median(block) for block in blocks] for name, blocks in samples.items()}
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mosaic.colocate import colocate as colocate
     from mosaic.device import Device as Device
-
-    # From where they are defined: mosaic.engine has modules of these names, too, and type checkers take those.
     from mosaic.engine.handle import Handle as Handle
     from mosaic.engine.options import Options as Options
     from mosaic.engine.options import RankSettings as RankSettings
@@ -50,22 +48,19 @@ _HOME = {name: home for home, names in _NAMES.items() for name in names}
 __all__ = sorted(["__version__", *_HOME])
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'mosaic' has no attribute {name!r}")
-    return getattr(import_module(home), name)
-
-
 class _Package(ModuleType):
-    """Keeps ``mosaic.colocate`` the function: an import of the file of that name would set the file's module."""
+    """Has the public names; ``mosaic.colocate`` stays the function where the file of that name is imported."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module 'mosaic' has no attribute {name!r}")
+        return getattr(import_module(_HOME[name]), name)
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, getattr(value, name) if name in _HOME and isinstance(value, ModuleType) else value)
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_HOME})
+
 
 sys.modules[__name__].__class__ = _Package
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})

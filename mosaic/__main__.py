@@ -2,12 +2,7 @@
 
 import sys
 
-
-def main() -> None:
-    from mosaic.cli.main import run  # here, since processes that a command starts import this file again
-
-    sys.exit(run())
-
+from mosaic.cli.main import run as main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -78,10 +78,8 @@ def write_bytes(content: bytes, path: Path) -> None:
                 os.fsync(file.fileno())
             aside.replace(path)
     except OSError as error:
-        reason = error.strerror or error
-        raise MosaicError(
-            f"cannot write {path}: {reason}; choose a folder that can be written, with room left"
-        ) from error
+        text = f"cannot write {path}: {error.strerror or error}; choose a folder that can be written, with room left"
+        raise MosaicError(text) from error
 
 
 def read(path: Path) -> bytes:
@@ -104,8 +102,8 @@ def load_as(kind: type[T], value: T | str | Path | None) -> T | None:
     if isinstance(value, str | Path):
         return load(kind, Path(value))
     if value is not None and not isinstance(value, kind):
-        name, other = kind.__name__, type(value).__name__
-        raise TypeError(f"{name.lower()}={value!r} is a {other}; pass a mosaic.{name} or its file's path")
+        name = kind.__name__
+        raise TypeError(f"{name.lower()}={value!r} is a {type(value).__name__}; pass a mosaic.{name} or its path")
     return value
 
 
@@ -162,9 +160,8 @@ def steps_in(path: Path) -> dict[int, dict[str, Any]]:
 
 def provenance() -> dict[str, Any]:
     """Returns the origin of a result. Its command has no folders of absolute paths, so that it may be published."""
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *words]),
+        "command": shlex.join(Path(word).name if Path(word).is_absolute() else word for word in sys.argv),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "python_version": platform.python_version(),

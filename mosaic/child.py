@@ -40,8 +40,7 @@ def child(factory: str, argument: str, waiting: str) -> Iterator[Callable[..., A
             return ours.recv()
         except (EOFError, OSError):
             process.join()
-            code = process.exitcode
-            raise MosaicError(f"the plain loop's process ended with exit code {code}; see its error above") from None
+            raise MosaicError(f"the plain loop's process ended with exit code {process.exitcode}; see above") from None
 
     try:
         yield call

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 
 def said_by(error: BaseException) -> str:
     """Returns an error's class and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
 def unknown(kind: str, value: object, choices: Iterable[str]) -> str:
@@ -25,8 +24,7 @@ class BackendUnavailableError(MosaicError):
 
     def __init__(self, message: str, *, found: str, needed: str) -> None:
         super().__init__(f"{message} (found: {found}; needed: {needed})")
-        self.found = found
-        self.needed = needed
+        self.found, self.needed = found, needed
 
 
 class CudaError(MosaicError):
@@ -34,8 +32,7 @@ class CudaError(MosaicError):
 
     def __init__(self, message: str, *, call: str, status: str) -> None:
         super().__init__(message)
-        self.call = call
-        self.status = status
+        self.call, self.status = call, status
 
 
 class InfeasibleError(MosaicError):

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from itertools import chain, groupby
+from itertools import chain
 from typing import Annotated
 
 from mosaic.artifact import Ge, StrictFile, fingerprint
@@ -33,7 +33,6 @@ class Part(StrictFile):
 
     @property
     def share(self) -> float:
-        """Share of the module's layers, above 0 and at most 1."""
         return self.count / self.total
 
     def __str__(self) -> str:
@@ -89,6 +88,9 @@ class ModuleGraph(StrictFile):
                 raise ValueError(f"edge {edge.source} -> {edge.target}: {unknown('module', end, self.names)}")
         _ = self.levels  # which refuses a cycle
 
+    def __str__(self) -> str:
+        return f"graph {self.fingerprint} of {', '.join(self.names)} and their input shapes"
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(module.name for module in self.modules)
@@ -118,15 +120,15 @@ class ModuleGraph(StrictFile):
     @cached_property
     def levels(self) -> tuple[tuple[str, ...], ...]:
         """The names by the length of the longest path that leads to them, in call order within a level."""
-        depth: dict[str, int] = {}
+        sorter, levels = TopologicalSorter({name: self.predecessors(name) for name in self.names}), []
         try:
-            for name in TopologicalSorter({name: self.predecessors(name) for name in self.names}).static_order():
-                depth[name] = max((depth[source] + 1 for source in self.predecessors(name)), default=0)
+            sorter.prepare()
         except CycleError as error:
-            cycle = " -> ".join(error.args[1])
-            raise ValueError(f"modules depend on their own output in a cycle: {cycle}") from None
-        by_depth = sorted(self.names, key=depth.__getitem__)
-        return tuple(tuple(names) for _, names in groupby(by_depth, key=depth.__getitem__))
+            raise ValueError(f"modules depend on their own output in a cycle: {' -> '.join(error.args[1])}") from None
+        while ready := sorter.get_ready():
+            levels.append(tuple(sorted(ready, key=self.names.index)))
+            sorter.done(*ready)
+        return tuple(levels)
 
     def topological_order(self) -> tuple[str, ...]:
         """The names so that producers come first: level after level."""

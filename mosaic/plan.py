@@ -113,7 +113,6 @@ class Plan(StrictFile):
     """One of the devices; all are alike."""
     num_devices: Annotated[int, Ge(1)] = 1
     stages: tuple[TemporalStage, ...]
-    """In the order of their forward pass."""
     graph: str
     """Fingerprint of its module graph."""
     profile: str | None = None
@@ -205,16 +204,10 @@ class Plan(StrictFile):
         if self.device.kind != device.kind or self.device.num_slots > device.num_slots:
             raise InvalidPlanError(f"the plan is for {self.device}, and this is {device}; plan again for this device")
         if self.graph != graph.fingerprint:
-            raise InvalidPlanError(
-                f"the plan is for graph {self.graph}, this model is {graph.fingerprint} ({', '.join(graph.names)}); "
-                "plan again for this model and these input shapes"
-            )
+            raise InvalidPlanError(f"the plan is for graph {self.graph}, and this is {graph}; plan this model again")
         self.check_covers(graph)
         if self.sliced:
-            raise InvalidPlanError(
-                f"the plan of {self.search.method} cuts {', '.join(self.sliced)} into parts, and whole modules are "
-                "run; plan without slices, or place layers as modules"
-            )
+            raise InvalidPlanError(f"the plan cuts {', '.join(self.sliced)} into parts; place their layers as modules")
 
     def check_covers(self, graph: ModuleGraph) -> None:
         """Raises InvalidPlanError unless each module is placed, after what it depends on (paper 3.1, formulas 2, 3)."""

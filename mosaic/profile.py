@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from mosaic.artifact import Ge, StrictFile, save
 from mosaic.device import Device
@@ -36,13 +36,11 @@ class Sample(StrictFile):
     phase: Phase
     quota: Annotated[int, Ge(1)]
     degree: Annotated[int, Ge(1)] = 1
-    """Data-parallel degree; 1 is one device."""
+    """Data-parallel degree; above 1 the time of a share, with modelled communication."""
     times_ms: tuple[float, ...] = ()
     """Raw measurements in their order, without those of the warm-up; empty where ``infeasible``."""
     peak_bytes: Annotated[int, Ge(0)] = 0
     """Most memory in use during the phase above what was in use before it; 0 where unknown."""
-    source: Literal["measured", "composed"] = "measured"
-    """Composed: put together from measurements of other samples."""
     infeasible: str | None = None
     """The error that the module raised here; None where it ran."""
     measured: str = ""
@@ -112,7 +110,7 @@ class ModuleMemory(StrictFile):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment(StrictFile):
-    """Software, clocks and time of a measurement."""
+    """Software and time of a measurement."""
 
     torch_version: str
     python_version: str
@@ -157,8 +155,10 @@ class Profile(StrictFile):
     environment: Environment
 
     def __post_init__(self) -> None:
-        quotas = [(each.module, each.quota) for each in (*self.samples, *self.pairs)]
-        for module, quota in (*quotas, *((pair.beside, pair.beside_quota) for pair in self.pairs)):
+        quotas = [(sample.module, sample.quota) for sample in self.samples]
+        for pair in self.pairs:
+            quotas += [(pair.module, pair.quota), (pair.beside, pair.beside_quota)]
+        for module, quota in quotas:
             if module not in self.graph.names:
                 raise InvalidProfileError(f"the profile measures {module!r}, not in its graph")
             if quota > self.device.num_slots:
@@ -178,10 +178,7 @@ class Profile(StrictFile):
         if self.device != device:
             raise InvalidProfileError(f"the profile is of {self.device}, and this is {device}; profile again on it")
         if self.graph.fingerprint != graph.fingerprint:
-            raise InvalidProfileError(
-                f"the profile is of graph {self.graph.fingerprint} ({', '.join(self.graph.names)}), this model is "
-                f"{graph.fingerprint} ({', '.join(graph.names)}); profile this model again for these input shapes"
-            )
+            raise InvalidProfileError(f"the profile is of {self.graph}, this is {graph}; profile this model again")
         if changed := [name for name, now in structures.items() if self.structures.get(name, now) != now]:
             raise InvalidProfileError(f"{', '.join(changed)} changed since the profile; profile this model again")
         for name in ("driver_version", "driver", "torch_version"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -44,13 +44,11 @@ class TrialSettings:
 
 
 def take_turns(
-    runs: Mapping[str, Callable[[], Sequence[float]]], rounds: int, *, more: Callable[[], bool] = lambda: True
+    runs: Mapping[str, Callable[[], Sequence[float]]], rounds: Iterable[int]
 ) -> dict[str, list[list[float]]]:
-    """Runs each candidate once a round, every other round in reverse order, while ``more()``; returns their times."""
+    """Runs each candidate once in each round, every other round in reverse order; returns their times by round."""
     samples: dict[str, list[list[float]]] = {name: [] for name in runs}
-    for number in range(rounds):
-        if not more():
-            break
+    for number in rounds:
         for name in reversed(list(runs)) if number % 2 else list(runs):
             samples[name].append(list(runs[name]()))
     return samples
@@ -68,10 +66,6 @@ class Candidate:
     """The reason that its times cannot win."""
     exclusion: str | None = None
     """Another reason not to run it, such as an error."""
-
-    @property
-    def is_out(self) -> bool:
-        return self.elimination is not None or self.exclusion is not None
 
     @property
     def median_ms(self) -> float:
@@ -131,7 +125,7 @@ class Turns:
         self.lost_ms = self.took_ms = 0.0
         self._train, self._late = train, late
         self._queue: list[int] = []
-        self._visit: Visit | None = None
+        self._present = self.baseline  # the candidate of the present turn
         self._num_warm = 0  # next steps of the visit that are discarded
 
     @property
@@ -142,13 +136,11 @@ class Turns:
     @property
     def is_cut(self) -> bool:
         """True if the present turn ends before its last step."""
-        if self._visit is None or self._visit.candidate == 0:
-            return False
-        return self.is_over_budget or self._is_slow(self.candidates[self._visit.candidate])
+        return self._present is not self.baseline and (self.is_over_budget or self._is_slow(self._present))
 
     def next_visit(self) -> Visit | Decision:
         """Returns the next turn, or the decision."""
-        self._visit = None
+        self._present = self.baseline
         if self.baseline.exclusion is not None:
             winner = next((number for number, entry in enumerate(self.candidates) if entry.exclusion is None), 0)
             return Decision(winner=winner, reason=f"{self.baseline.name} {self.baseline.exclusion}")
@@ -157,13 +149,14 @@ class Turns:
             return self._decision(best)
         if self.is_over_budget:
             return self._decision(best, f"; {self.lost_ms:.1f} ms were lost by then, all that a trial may lose")
-        self._queue = [number for number in self._queue if not self.candidates[number].is_out]
+        rivals = (0, *self._rivals(0))
+        self._queue = [number for number in self._queue if number in rivals]
         if self.num_rounds and not self.baseline.samples:
             self._queue.insert(0, 0)
         elif not self._queue:
             self.num_rounds += 1
             waiting = self._late if self.num_rounds <= self.settings.rounds_to_win else ()
-            self._queue = [number for number in (0, *self._rivals(0)) if number not in waiting]
+            self._queue = [number for number in rivals if number not in waiting]
         candidate, settings = self.candidates[self._queue[0]], self.settings
         self._num_warm = min(1, settings.warm_steps) if candidate.num_visits else settings.warm_steps
         num_steps = self._num_warm + settings.steps_per_visit
@@ -172,12 +165,11 @@ class Turns:
                 return Decision(winner=0, reason="no two steps in a row were alike (other shapes, other calls, errors)")
             return self._decision(best, f"; a trial takes no more than {settings.max_steps} steps")
         candidate.num_visits += 1
-        self._visit = Visit(candidate=self._queue.pop(0), num_steps=num_steps)
-        return self._visit
+        self._present = candidate
+        return Visit(candidate=self._queue.pop(0), num_steps=num_steps)
 
     def note(self, step_ms: float | None) -> None:
         """Records the next step of the present turn; None for a step that cannot be compared with others."""
-        assert self._visit is not None, "no candidate has its turn"
         is_warm = self._num_warm > 0
         self._num_warm -= 1
         self.num_steps += 1
@@ -186,10 +178,10 @@ class Turns:
         self.took_ms += step_ms
         if not self._train:
             self.lost_ms += 0.0 if is_warm else step_ms
-        elif self._visit.candidate:
+        elif self._present is not self.baseline:
             self.lost_ms += max(0.0, step_ms - self.baseline.median_ms)
         if not is_warm:
-            self.candidates[self._visit.candidate].samples.append(step_ms)
+            self._present.samples.append(step_ms)
 
     def report(self, head: str, decision: Decision | None, *, num_trials: int = 1) -> TrialReport:
         """Returns the report of a trial; ``head`` is its first sentence."""
@@ -221,7 +213,8 @@ class Turns:
         return best
 
     def _rivals(self, best: int) -> list[int]:
-        return [at for at, entry in enumerate(self.candidates) if at not in (0, best) and not entry.is_out]
+        left = [at for at, each in enumerate(self.candidates) if each.elimination is None and each.exclusion is None]
+        return [number for number in left if number not in (0, best)]
 
     def _beats_baseline(self, candidate: Candidate) -> bool:
         is_apart = candidate.interval[1] < self.baseline.interval[0]

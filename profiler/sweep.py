@@ -283,7 +283,7 @@ class _Sweep:
         if sample.phase is Phase.BACKWARD:
             reduce_ms = network.all_reduce_ms(self.subjects[sample.module].gradient_bytes, sample.degree)
         times = tuple(time + reduce_ms for time in sample.times_ms)
-        return dataclasses.replace(sample, times_ms=times, source="composed")
+        return dataclasses.replace(sample, times_ms=times)
 
     def _begin(self, point: str, *subjects: Subject, degree: int = 1) -> None:
         """Reports the next measurement."""

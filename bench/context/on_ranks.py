@@ -36,7 +36,7 @@ def _measured(tokens: int, seed: int, rounds: int, rank: int, size: int) -> Iter
         inputs = [torch.randn(shape, generator=draw) for shape in shapes]
         steps[way] = partial(_step_ms, Attend(plan), inputs)
         steps[way]()  # warms up
-    for way, turns in take_turns(steps, rounds).items():
+    for way, turns in take_turns(steps, range(rounds)).items():
         of = f"mp, {tokens} tokens, mask {seed}, 2 gloo ranks: {way}"
         yield median_figure(f"{of}: attention forward and backward, ms", list(chain(*turns)))
 

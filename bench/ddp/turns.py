@@ -76,7 +76,7 @@ def launch(
         take(loop, world, 0, warm=scale.warm_steps)
     turns = take_turns(
         {way: lambda loop=loop: take(loop, world, scale.steps, warm=scale.warm_steps) for way, loop in loops.items()},
-        scale.rounds,
+        range(scale.rounds),
     )
     for way, taken in turns.items():
         yield _figure(way, list(chain(*taken)), setting=best)

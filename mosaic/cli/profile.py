@@ -90,7 +90,7 @@ def _described_links(cluster: str | None, gpus: int, device: Device) -> Cluster:
 
 
 def _notes(profile: Profile) -> list[str]:
-    composed = sum(sample.source == "composed" for sample in profile.samples)
+    composed = sum(sample.degree > 1 for sample in profile.samples)
     failed = [sample for sample in profile.samples if sample.infeasible is not None]
     counts = f"{len(profile.samples)} samples ({composed} composed, {len(failed)} infeasible)"
     notes = [f"{counts}, {len(profile.pairs)} beside one other module"]

@@ -105,7 +105,7 @@ def run_in_turn(command: Run, plan: Plan | None, settings: ProfileSettings, prog
 
         def run_round(steps: int) -> dict[str, list[list[float]]]:
             plain = {name: partial(call, "steps", steps) for name, call in runs.items()}
-            return take_turns({**plain, "colocated": partial(loop.steps, steps)}, 1)
+            return take_turns({**plain, "colocated": partial(loop.steps, steps)}, range(1))
 
         run_round(_WARM_STEPS)
         times_ms: dict[str, list[float]] = {name: [] for name in (*runs, "colocated")}

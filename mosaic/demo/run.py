@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
@@ -186,16 +185,16 @@ def _train_in_turn(
             call("train", WARM_STEPS)
         handle.clear_timeline()
         load_of_others, ends_s = ForeignLoad(), time.monotonic() + _MAX_ROUNDS_S
-        begun = itertools.count(1)
 
-        def more() -> bool:
-            if (number := next(begun)) > 1:
-                progress.advance()
-            return number <= _FEWEST_ROUNDS or time.monotonic() < ends_s  # so that a busy machine has a result
+        def rounds() -> Iterator[int]:
+            for number in range(settings.rounds):
+                if number < _FEWEST_ROUNDS or time.monotonic() < ends_s:  # a busy machine has a result, too
+                    yield number
+                    progress.advance()
 
         steps = settings.steps_per_round
         runs = {waiting: partial(call, "train", steps) for waiting, call in plains.items()}
-        samples = take_turns({**runs, "colocated": partial(ours.train, steps)}, settings.rounds, more=more)
+        samples = take_turns({**runs, "colocated": partial(ours.train, steps)}, rounds())
         foreign_share = load_of_others.share
         waiting = min(plains, key=lambda name: statistics.median(chain(*samples[name])))
         plain = plains[waiting]

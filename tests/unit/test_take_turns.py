@@ -8,10 +8,5 @@ from mosaic.take_turns import take_turns
 def test_every_other_round_is_in_reverse_order_and_samples_are_kept_by_round():
     order: list[str] = []
     runs = {name: lambda name=name: [order.append(name) or len(order)] for name in "ab"}
-    assert take_turns(runs, 3) == {"a": [[1], [4], [5]], "b": [[2], [3], [6]]}
+    assert take_turns(runs, range(3)) == {"a": [[1], [4], [5]], "b": [[2], [3], [6]]}
     assert "".join(order) == "abbaab"
-
-
-def test_no_round_begins_once_there_is_no_more_time():
-    left = iter([True, False])
-    assert take_turns({"a": lambda: [1.0]}, 5, more=lambda: next(left)) == {"a": [[1.0]]}

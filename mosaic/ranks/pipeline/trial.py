@@ -126,8 +126,8 @@ def _times(
         name: partial(timed, name, PipelineRunner(setup, planner.plan, keeps_all=True))
         for name, planner in planners.items()
     }
-    take_turns(runs, 1)  # each warms up
-    return {name: statistics.median(chain(*rounds)) for name, rounds in take_turns(runs, ROUNDS).items()}
+    take_turns(runs, range(1))  # each warms up
+    return {name: statistics.median(chain(*rounds)) for name, rounds in take_turns(runs, range(ROUNDS)).items()}
 
 
 ActionSpans = Mapping[str, tuple[int, int]]
