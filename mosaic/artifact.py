@@ -102,8 +102,8 @@ def load_as(kind: type[T], value: T | str | Path | None) -> T | None:
     if isinstance(value, str | Path):
         return load(kind, Path(value))
     if value is not None and not isinstance(value, kind):
-        name = kind.__name__
-        raise TypeError(f"{name.lower()}={value!r} is a {type(value).__name__}; pass a mosaic.{name} or its path")
+        name, other = kind.__name__, type(value).__name__
+        raise TypeError(f"{name.lower()}={value!r} is a {other}; pass a mosaic.{name} or its file's path")
     return value
 
 
