@@ -99,7 +99,7 @@ def count_workload(
         traffic=traffic,
         unknown=tuple(unknown),
         dtype=most,
-        description=PRECISIONS[dtype] if dtype is not None else f"the model's own: {most} in most of its arithmetic",
+        description=PRECISIONS[dtype] if dtype is not None else "the format of most of the model's arithmetic",
     )
 
 

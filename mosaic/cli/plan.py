@@ -15,7 +15,7 @@ import tyro
 from rich.console import Console
 from tyro.conf import arg
 
-from mosaic.artifact import load, load_as, read, save
+from mosaic.artifact import load, read, save
 from mosaic.cli.options import DtypeName, Json, Method, OptionalModel, console_beside, write_json
 from mosaic.cost import Cost, CostModel
 from mosaic.device import Device
@@ -142,8 +142,7 @@ def find_basis(command: PlanCommand) -> Basis:
         if command.gpus not in (None, count):
             raise ValueError(f"gpus={command.gpus}; {command.file} is about {count} devices: leave --gpus out")
         return Basis(graph=graph, cost=TableCost(instance), device=device, num_devices=count)
-    measured = load_as(Profile, command.file)
-    assert measured is not None
+    measured = load(Profile, command.file)
     return Basis(
         graph=measured.graph,
         cost=CostModel.from_profile(measured),

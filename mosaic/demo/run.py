@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -164,43 +164,23 @@ def one_slot_plan(graph: ModuleGraph, device: Device) -> Plan:
 def _train_in_turn(
     model: TriModal, handle: Handle, data: DigitTriples, settings: DemoSettings, backend: Backend, progress: Progress
 ) -> dict[str, Any]:
-    """Trains plain and colocated, a round each in turn, on the same batches; returns the record's measured fields.
-
-    On the host the plain loop runs in two processes, which differ in how threads wait, and the faster one counts. On a
-    GPU one process runs both.
-    """
-    twin = settings.make_model(backend.torch_device)
+    """Trains plain and colocated, a round each in turn, on the same batches; returns the record's measured fields."""
+    twin, steps = settings.make_model(backend.torch_device), settings.steps_per_round
     model.load_state_dict(twin.state_dict())
     progress.phase("training plain and colocated in turn", total=settings.rounds)
-    with ExitStack() as stack:
-        plains: dict[str, Callable[..., Any]]
-        if backend.device.kind == "host":
-            plains = stack.enter_context(plain_loops("mosaic.demo.loop:plain_loop", to_json(settings)))
-        else:
-            twin_loop = Loop(twin, data, settings)
-            plains = {"": lambda method, *arguments: getattr(twin_loop, method)(*arguments)}
+    with _plain_loops(twin, data, settings, backend) as plains:
         ours = Loop(model, data, settings)
         ours.train(WARM_STEPS)
         for call in plains.values():
             call("train", WARM_STEPS)
         handle.clear_timeline()
-        load_of_others, ends_s = ForeignLoad(), time.monotonic() + _MAX_ROUNDS_S
-
-        def rounds() -> Iterator[int]:
-            for number in range(settings.rounds):
-                if number < _FEWEST_ROUNDS or time.monotonic() < ends_s:  # a busy machine has a result, too
-                    yield number
-                    progress.advance()
-
-        steps = settings.steps_per_round
+        load_of_others = ForeignLoad()
         runs = {waiting: partial(call, "train", steps) for waiting, call in plains.items()}
-        samples = take_turns({**runs, "colocated": partial(ours.train, steps)}, rounds())
-        foreign_share = load_of_others.share
+        samples = take_turns({**runs, "colocated": partial(ours.train, steps)}, _rounds(settings.rounds, progress))
+        foreign_share, overlap = load_of_others.share, handle.timeline().overlap
         waiting = min(plains, key=lambda name: statistics.median(chain(*samples[name])))
-        plain = plains[waiting]
-        overlap = handle.timeline().overlap
         with handle.disabled():
-            retrieval_plain, retrieval = plain("retrieval"), ours.retrieval()
+            retrieval_plain, retrieval = plains[waiting]("retrieval"), ours.retrieval()
     pairs = zip(samples[waiting], samples["colocated"], strict=True)
     ratios = tuple(statistics.median(plain_times) / statistics.median(times) for plain_times, times in pairs)
     note = note_of_others(foreign_share, handle.plan.device, strict=settings.strict)
@@ -226,3 +206,25 @@ def _train_in_turn(
         "foreign_cpu_share": foreign_share,
         "notes": tuple(notes),
     }
+
+
+@contextmanager
+def _plain_loops(
+    twin: TriModal, data: DigitTriples, settings: DemoSettings, backend: Backend
+) -> Iterator[dict[str, Callable[..., Any]]]:
+    """Yields functions that call methods of plain loops: on the host of two processes, on a GPU of ``twin``'s here."""
+    if backend.device.kind == "host":
+        with plain_loops("mosaic.demo.loop:plain_loop", to_json(settings)) as loops:
+            yield loops
+    else:
+        loop = Loop(twin, data, settings)
+        yield {"": lambda method, *arguments: getattr(loop, method)(*arguments)}
+
+
+def _rounds(most: int, progress: Progress) -> Iterator[int]:
+    """Yields the numbers of rounds until time is over; a busy machine has the first ones all the same."""
+    ends_s = time.monotonic() + _MAX_ROUNDS_S
+    for number in range(most):
+        if number < _FEWEST_ROUNDS or time.monotonic() < ends_s:
+            yield number
+            progress.advance()
