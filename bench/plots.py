@@ -54,7 +54,7 @@ def draw(study: str) -> None:
     if "over" in axis:
         axes.axvline(1, color="gray", linewidth=0.8)
     axes.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(f"{axis} ({rows[0][1].source})", fontsize=8)
     axes.tick_params(axis="x", labelsize=8)
     drawn.savefig(plot_of(study), metadata={"Date": None})
