@@ -27,6 +27,8 @@ OUTCOMES = (ON_LANES, IN_PLACE, REFUSED, RAISED, TOLD, DIFFERENT, CRASHED)
 """Of a colocated case whose plain loop runs."""
 CUDA_OUTCOMES = (ON_LANES, NEAR, *OUTCOMES[1:])
 PIPELINE_OUTCOMES = (EQUAL, AS_TOLD, REFUSED, NO_PLAIN, DIFFERENT, CRASHED)
+HEADS = {TOLD: "different, with a warning", AS_TOLD: "equal after the change"}
+"""Heads of columns whose outcome has another name in kept files."""
 FAULTS = (DIFFERENT, CRASHED)
 """Those that break what Mosaic promises."""
 
@@ -40,7 +42,7 @@ def counts_table(study: Study, outcomes: Sequence[str] = OUTCOMES) -> str:
     kinds = dict.fromkeys(figure.part for figure in study.figures)
     rows = [(kind, *_counts(study.of(kind), outcomes)) for kind in kinds]
     versions = "".join(f", {name} {version}" for name, version in study.versions.items())
-    heads = (f"{pages.source_of(study)}{versions}", "cases", *outcomes)
+    heads = (f"{pages.source_of(study)}{versions}", "cases", *(HEADS.get(name, name) for name in outcomes))
     return pages.table(heads, [*rows, ("all", *_counts(study.figures, outcomes))])
 
 
