@@ -32,6 +32,7 @@ def test_a_cycle_is_refused_and_all_of_it_named(cycle):
 
 def test_producers_come_first_and_call_order_decides_the_rest():
     built = graph(["late", "x", "y", "early"], ("early", "late"))
+    assert built.levels == (("x", "y", "early"), ("late",))
     assert built.topological_order() == ("x", "y", "early", "late")
 
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from mosaic.backends.host.backend import HostBackend
+from mosaic.backends.host.backend import SPINNING, HostBackend
 from mosaic.hardware.find import available_cores
 
 
@@ -52,6 +52,17 @@ def test_more_slots_than_cores_run_unpinned_and_say_so():
     assert any(f"{count} slots were asked for" in note for note in backend.notes)
     with backend.open_lanes([(0,)]) as lanes:
         assert tuple(sorted(lanes.lane((0,)).submit(lambda: os.sched_getaffinity(0)).wait())) == available_cores()
+
+
+def test_spinning_threads_are_noted_by_each_backend_and_warned_of_at_most_once_a_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    for _ in range(2):
+        backend = HostBackend(num_slots=2)
+        assert SPINNING in backend.notes
+        backend.open_lanes([(0,), (1,)]).close()
+    assert caplog.text.count(SPINNING) <= 1
 
 
 def test_a_system_without_affinity_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch):
