@@ -30,7 +30,6 @@ from mosaic.errors import InvalidFileError, MosaicError
 
 T = TypeVar("T")
 _adapter_of: Any = cache(TypeAdapter)
-MAX_BYTES = 2**30
 
 
 class StrictFile:
@@ -85,7 +84,7 @@ def write_bytes(content: bytes, path: Path) -> None:
 def read(path: Path) -> bytes:
     """Reads a file; raises InvalidFileError, also for a pipe or a device, which may never end."""
     try:
-        if path.stat().st_size > MAX_BYTES or not path.is_file():
+        if path.stat().st_size > 2**30 or not path.is_file():
             raise InvalidFileError(f"cannot read {path}: it is not a regular file of at most 1 GiB; write one")
         return path.read_bytes()
     except OSError as error:

@@ -6,8 +6,8 @@ of waiting on a quiet machine, and with the passive one where others use the CPU
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -62,8 +62,7 @@ def _serve(requests: Connection, factory: str, argument: str, waiting: str) -> N
     os.environ.pop("OMP_WAIT_POLICY", None)
     os.environ.update(WAITING[waiting])
     sys.stdout = sys.stderr  # the command's own output is for its result
-    module, _, function = factory.partition(":")
-    target = getattr(importlib.import_module(module), function)(argument)
+    target = pkgutil.resolve_name(factory)(argument)
     with suppress(EOFError):  # the caller was killed
         while True:
             method, arguments = requests.recv()

@@ -91,13 +91,11 @@ def _prepare(model: nn.Module, cache: ProfileCache, request: Request) -> Session
     session = Session(model=model, request=request)
     with session.timed("find"):
         session.find()
-    failure = "the modules were not profiled"
     try:
         with session.timed("profile"):
             session.measure(cache)
         with session.timed("solve"):
             session.solve()
-        failure = "there was no memory to run modules on lanes"
         if session.gains:
             with session.timed("open"):
                 session.open()
@@ -107,5 +105,6 @@ def _prepare(model: nn.Module, cache: ProfileCache, request: Request) -> Session
                 f"after the other; below {MIN_GAIN} the model is left as it was"
             )
     except (UnstableMeasurementError, torch.OutOfMemoryError) as error:
+        failure = "there was no memory to run modules on lanes" if session.plans else "the modules were not profiled"
         session.leave_alone_after(failure, error)
     return session

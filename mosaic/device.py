@@ -20,7 +20,6 @@ class Device(StrictFile):
     kind: Literal["host", "cuda"]
     num_slots: Annotated[int, Ge(1)]
     sms_per_slot: Annotated[int, Ge(1)] = 1
-    """SMs in a slot; on the host, cores."""
     remainder_sms: Annotated[int, Ge(0)] = 0
     """SMs left over by the split into slots (4 of 132 on an H100)."""
     memory_bytes: Annotated[int, Ge(0)] = 0

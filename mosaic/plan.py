@@ -235,9 +235,8 @@ def load(path: str | Path) -> Plan | Profile:
     Raises:
         InvalidFileError: The file is missing, damaged, or holds neither a plan nor a profile.
     """
-    if "samples" in artifact.load(dict[str, Any], Path(path)):
-        return artifact.load(Profile, Path(path))
-    return artifact.load(Plan, Path(path))
+    is_profile = "samples" in artifact.load(dict[str, Any], Path(path))
+    return artifact.load(Profile, Path(path)) if is_profile else artifact.load(Plan, Path(path))
 
 
 def plan_from_quotas(stages: Sequence[Mapping[str, int]], *, graph: ModuleGraph, device: Device) -> Plan:

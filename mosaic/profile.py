@@ -75,7 +75,6 @@ class PairSample(StrictFile):
 
     module: str
     beside: str
-    """The module that kept running next to it."""
     phase: Phase
     quota: Annotated[int, Ge(1)]
     beside_quota: Annotated[int, Ge(1)]
@@ -184,8 +183,7 @@ class Profile(StrictFile):
         for name in ("driver_version", "driver", "torch_version"):
             then, now = getattr(self.environment, name), getattr(environment, name)
             if then and now and then != now:
-                text = f"the profile was measured with {name}={then}, this is {now}: times may have shifted"
-                warnings.warn(f"{text}; profile again to be sure", stacklevel=2)
+                warnings.warn(f"the profile is measured with {name}={then}, this is {now}; profile again", stacklevel=2)
 
 
 def _check_times(times_ms: tuple[float, ...], where: str) -> None:
