@@ -53,8 +53,9 @@ def fingerprint(value: object) -> str:
     return hashlib.sha256(pydantic_core.to_json(value, inf_nan_mode="null")).hexdigest()[:16]
 
 
-def save(value: object, path: Path) -> None:
-    write_text(to_json(value), path)
+def save(value: object, path: str | Path) -> None:
+    """Writes a JSON file, whole or not at all; raises MosaicError if it cannot."""
+    write_text(to_json(value), Path(path))
 
 
 def write_text(text: str, path: Path) -> None:
@@ -79,6 +80,15 @@ def write_bytes(content: bytes, path: Path) -> None:
     except OSError as error:
         text = f"cannot write {path}: {error.strerror or error}; choose a folder that can be written, with room left"
         raise MosaicError(text) from error
+
+
+def check_writable(path: Path) -> None:
+    """Raises MosaicError unless a file at ``path``, or in the folder that is there, can be written."""
+    place = path.parent if path.is_file() else path
+    while not place.exists():
+        place = place.parent
+    if place.is_file() or not os.access(place, os.W_OK):
+        raise MosaicError(f"cannot write {path}: {place} is not a folder that can be written; choose another")
 
 
 def read(path: Path) -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from mosaic import artifact
-from mosaic.artifact import Ge, StrictFile, save
+from mosaic.artifact import Ge, StrictFile
 from mosaic.device import Device
 from mosaic.errors import InvalidPlanError
 from mosaic.graph import ModuleGraph, Part
@@ -186,9 +186,7 @@ class Plan(StrictFile):
     def is_colocated(self) -> bool:
         return any(len(stage.placements) > 1 for stage in self.stages)
 
-    def save(self, path: str | Path) -> None:
-        """Writes a JSON file, whole or not at all, which ``mosaic.load`` reads; raises MosaicError if it cannot."""
-        save(self, Path(path))
+    save = artifact.save  # which ``mosaic.load`` reads
 
     def placement(self, module: str) -> Placement:
         """Returns the placement of a module, or of the first of its parts; raises KeyError if the plan has none."""

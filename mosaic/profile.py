@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
-from mosaic.artifact import Ge, StrictFile, save
+from mosaic import artifact
+from mosaic.artifact import Ge, StrictFile
 from mosaic.device import Device
 from mosaic.errors import InvalidProfileError, UnstableMeasurementError
 from mosaic.graph import ModuleGraph
@@ -55,14 +55,11 @@ class Sample(StrictFile):
 
     @property
     def median_ms(self) -> float:
-        """Raises InvalidProfileError if the sample is infeasible."""
-        if self.infeasible is not None:
-            raise InvalidProfileError(f"{self.module!r} has no time at {self.quota} slots: {self.infeasible}")
         return statistics.median(self.times_ms)
 
     @property
     def quartiles_ms(self) -> tuple[float, float]:
-        """First and third quartile; raises as ``median_ms`` does."""
+        """First and third quartile."""
         if len(self.times_ms) <= 1:
             return self.median_ms, self.median_ms
         first, _, third = statistics.quantiles(self.times_ms, n=4, method="inclusive")
@@ -166,9 +163,7 @@ class Profile(StrictFile):
         for module, phase, degree, quota in (key for key, count in counts.items() if count > 1):
             raise InvalidProfileError(f"two samples for {module!r} {phase}, degree {degree}, quota {quota}; keep one")
 
-    def save(self, path: str | Path) -> None:
-        """Writes a JSON file, whole or not at all, which ``mosaic.load`` reads; raises MosaicError if it cannot."""
-        save(self, Path(path))
+    save = artifact.save  # which ``mosaic.load`` reads
 
     def check_matches(
         self, *, graph: ModuleGraph, device: Device, environment: Environment, structures: Mapping[str, str]

@@ -24,10 +24,6 @@ class Span(StrictFile):
     """Milliseconds since the timeline's origin."""
     end_ms: float
 
-    @property
-    def duration_ms(self) -> float:
-        return self.end_ms - self.start_ms
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline(StrictFile):
@@ -40,7 +36,7 @@ class Timeline(StrictFile):
     @property
     def overlap(self) -> float:
         """Share of the spans' time during which another lane (other slots) was busy too, between 0 and 1."""
-        total = sum(span.duration_ms for span in self.spans)
+        total = sum(span.end_ms - span.start_ms for span in self.spans)
         edges = [(span.start_ms, 1, span.slots) for span in self.spans]
         edges += [(span.end_ms, -1, span.slots) for span in self.spans]
         running, shared, previous = Counter[tuple[int, ...]](), 0.0, 0.0

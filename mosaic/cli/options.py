@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from tyro.conf import arg
 
-from mosaic.artifact import to_json, write_text
+from mosaic.artifact import check_writable, to_json, write_text
 from mosaic.cost.precision import PRECISIONS, Dtype
 from mosaic.errors import MosaicError
 from mosaic.report.figure import picture_format
@@ -88,11 +88,7 @@ def check(command: Any) -> None:
                 raise ValueError(f"cannot write {target}: {other}")
             if name == "picture":
                 picture_format(target)
-            place = target.parent if target.is_file() else target
-            while not place.exists():
-                place = place.parent
-            if place.is_file() or not os.access(place, os.W_OK):
-                raise MosaicError(f"cannot write {target}: {place} is not a folder that can be written; choose another")
+            check_writable(target)
 
 
 def write_json(value: Any, target: Path | None) -> None:

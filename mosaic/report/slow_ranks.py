@@ -119,7 +119,7 @@ def _times(trace: RankTrace, steps: set[int]) -> _Times:
     times: dict[tuple[str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for span in trace.spans:
         if span.slots and span.step in steps:
-            times[span.module, span.phase][span.step] += span.duration_ms
+            times[span.module, span.phase][span.step] += span.end_ms - span.start_ms
     return times
 
 
@@ -127,7 +127,7 @@ def _summary(trace: RankTrace, times: Mapping[int, _Times], steps: set[int]) -> 
     computing, waiting = dict.fromkeys(steps, 0.0), dict.fromkeys(steps, 0.0)
     for span in trace.spans:
         if span.step in steps:
-            (computing if span.slots else waiting)[span.step] += span.duration_ms
+            (computing if span.slots else waiting)[span.step] += span.end_ms - span.start_ms
     compute_ms, wait_ms = median(computing.values()), median(waiting.values())
     slow = []
     for work, own in times[trace.rank].items():

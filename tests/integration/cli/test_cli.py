@@ -74,7 +74,7 @@ def test_a_model_is_planned_for_absent_gpus_and_compared_and_drawn(
     assert (plan.num_devices, plan.device.num_slots) == (8, 16)
     printed = capsys.readouterr().out
     assert "waits for" in printed  # the last column, in a pipe, too
-    words = ("nothing was measured", "counted in float32: the model's own", "predicted by one cost model")
+    words = ("nothing was measured", "counted in float32: the format", "predicted by one cost model")
     for word in (*words, "megatron", "distmm", "spindle", "gahc", "exact"):
         assert word in " ".join(printed.split())
     assert run([*arguments, "--json", "-"]) == 0
