@@ -72,9 +72,9 @@ class Lane(Protocol):
         Lanes that are no streams have a thread each, on which nothing else runs: ``submit`` returns before the end.
 
         On CUDA (``Lanes.launches_inline``) the work launches kernels, and *ends* when these have ended; the calling
-        thread launches it before ``submit`` returns, behind what the caller's own stream was given so far. Work on
-        lanes with a slot in common runs in the order of submission, even if the earlier one still waits for its
-        inputs. A backward that autograd launches later takes no turns with lanes that share its slots.
+        thread launches it before ``submit`` returns, behind the work queued on the caller's own stream. Work on lanes
+        with a slot in common runs in the order of submission, even if the earlier one still waits for its inputs. A
+        backward that autograd launches later takes no turns with lanes that share its slots.
         """
 
     def mark(self) -> Mark:
@@ -169,7 +169,7 @@ class Backend(Protocol):
         return ""
 
     def with_sm_target(self) -> Backend:
-        """Returns a backend of the same device whose lanes tell libraries how many SMs they have.
+        """Returns a backend of the same device whose lanes set their SM count in libraries.
 
         Raises:
             BackendUnavailableError: Its lanes have no SMs.

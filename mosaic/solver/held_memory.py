@@ -27,7 +27,7 @@ from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
 from mosaic.solver.exact import ExactResult, search_exactly
-from mosaic.solver.limits import Countdown, SearchLimits
+from mosaic.solver.limits import Countdown, SearchLimits, repeatable_solver
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
 from mosaic.solver.predict import PlacedTimes
 from mosaic.solver.stage import Choice, Machine, StageResult
@@ -537,12 +537,7 @@ def solve_stages(
                 model.add(times[-1] >= total(name, phase))
     model.add(sum(times) <= most_ns)
     model.minimize(sum(times))
-
-    solver = cp_model.CpSolver()  # one thread, a fixed seed and deterministic time: answers are repeatable
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = effort
-    solver.parameters.catch_sigint_signal = False  # or it leaves the process without Python's own handler
+    solver = repeatable_solver(effort)
     status = solver.solve(model)
     stages = None
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mosaic import _search
 
@@ -28,6 +29,18 @@ class SearchLimits:
     @property
     def is_stopped(self) -> bool:
         return self.should_stop is not None and self.should_stop()
+
+
+def repeatable_solver(effort: float) -> Any:
+    """Returns CP-SAT with one thread, a fixed seed and a limit in deterministic time: every answer is repeatable."""
+    from ortools.sat.python import cp_model  # 0.3 s to import; only searches need it
+
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = effort
+    solver.parameters.catch_sigint_signal = False  # or it leaves the process without Python's own handler
+    return solver
 
 
 class Countdown:

@@ -53,7 +53,7 @@ def check_method(method: str, plan: Plan | None = None) -> None:
     """Raises ValueError if the method is unknown, or set beside a plan."""
     method_of(method)
     if plan is not None and method != "auto":
-        raise ValueError(f"a plan and method={method!r} were given; a plan runs as it is: leave one of them out")
+        raise ValueError(f"a plan runs as it is: leave out the plan or method={method!r}")
 
 
 def plan_to_run(

@@ -113,7 +113,7 @@ class CudaBackend(Backend):
 
         Raises:
             InvalidPlanError: A partition is empty or names a slot that the device does not have.
-            BackendUnavailableError: The driver cannot do what was asked for.
+            BackendUnavailableError: The driver lacks a function that this needs.
             CudaError: The driver failed, or partitions were seen to share SMs that must not.
         """
         wanted = checked_partitions(self._device, partitions)

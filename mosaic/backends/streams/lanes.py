@@ -106,7 +106,7 @@ class StreamLane(Lane):
         self._turn = turn if lanes else self._turn
 
     def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> StreamTicket[T]:
-        """Launches work behind what the caller's stream was given so far; keeps its error for ``wait``.
+        """Launches work behind the work queued on the caller's stream; keeps its error for ``wait``.
 
         Tensors of other streams that the work reads must live until the caller has waited for it, or be declared with
         ``api.record_use``: torch's allocator does not know of this lane.
@@ -136,7 +136,7 @@ class StreamLane(Lane):
         Args:
             work: Launches kernels on the current stream, which is the lane's.
             after: Work of any lane of this device that it starts after.
-            behind_caller: Start it after all that the caller's stream was given so far, too.
+            behind_caller: Start it behind the work queued on the caller's stream, too.
             timed: Give its ticket an interval.
         """
         self._check_open()
@@ -162,7 +162,7 @@ class StreamLane(Lane):
         return nullcontext() if self.libraries is None else self.libraries.during(self.num_sms)
 
     def order_after_caller(self) -> None:
-        """Orders the lane's next work after all that the caller's stream was given so far."""
+        """Orders the lane's next work behind the work queued on the caller's stream."""
         here = self.api.current_stream()
         if here != self.stream:
             event = self.api.new_event()
@@ -237,7 +237,7 @@ class StreamLanes(Lanes):
         _drain(self.api, self)
 
     def join(self) -> None:
-        """Orders the caller's current stream after all that the streams were given, without blocking the thread."""
+        """Orders the caller's current stream behind the work queued on all streams, without blocking the thread."""
         here = self.api.current_stream()
         for lane in self:
             event = self.api.new_event()

@@ -9,8 +9,7 @@ Variables are ``on[m, o, g]``: module m uses option o and has one of its replica
   devices in Eq. 7 is the conjunction over g.
 * which slots a module gets does not matter here (``stage.py``).
 
-Devices are alike, so their loads are ordered, which removes symmetric answers. One worker, a fixed seed and a limit in
-deterministic time (not seconds) make every answer repeatable.
+Devices are alike, so their loads are ordered, which removes symmetric answers.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mosaic.solver.gahc.extras import PairwiseExtras
+from mosaic.solver.limits import repeatable_solver
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.stage import Choice, Machine
 
@@ -78,11 +78,7 @@ def find_placement(
         model.add(heavier >= lighter)
     if extras is not None:
         _add_interference(model, options, on, extras, target_ns, devices)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = effort
-    solver.parameters.catch_sigint_signal = False  # or it leaves the process without Python's own handler
+    solver = repeatable_solver(effort)
     status = solver.solve(model)
     spent = solver.response_proto.deterministic_time + _VARIABLE_EFFORT * len(on)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
