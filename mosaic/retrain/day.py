@@ -105,7 +105,7 @@ def _new_day(folder: Folder, recipe: Recipe, now: datetime) -> DayFolder | None:
     if not new:
         return None
     day = folder.day(max(new))
-    if day.path.exists():  # quarantined, and released by a person; or its state is gone
+    if any(day.path.glob("*.json")):  # quarantined, and released by a person; or its state is gone
         archive(day)
     write_bytes(folder.recipe.read_bytes(), day.recipe)
     day.set(versions.first_state(folder, recipe, new, versions.next_name(folder), utc_text(now)))
