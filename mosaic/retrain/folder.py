@@ -23,14 +23,15 @@ Phase = Literal["prepared", "training", "trained", "evaluated", "decided"]
 Outcome = Literal["promoted", "held", "refused", "quarantined", "failed", "interrupted"]
 """Outcome of a day. ``held``: passed the gate during a ``hold``; ``refused``: failed the gate; ``quarantined``: its
 data was not trained on; ``interrupted``: not finished, will resume."""
-HEADLINES: dict[Outcome, str] = {
-    "promoted": "PROMOTED",
-    "held": "KEPT",
-    "refused": "KEPT",
-    "quarantined": "KEPT",
-    "failed": "FAILED",
-    "interrupted": "NOT FINISHED",
+OUTCOMES: dict[Outcome, tuple[str, str, str, str]] = {
+    "promoted": ("PROMOTED", "P", "promoted", "{new} is the champion now"),
+    "held": ("KEPT", "H", "held by a person", "{stays}; promotions are on hold"),
+    "refused": ("KEPT", "R", "refused by the gate", "{stays}; the gate refused {new}"),
+    "quarantined": ("KEPT", "Q", "data quarantined", "{stays}; today's data was set aside"),
+    "failed": ("FAILED", "F", "failed", "{stays}"),
+    "interrupted": ("NOT FINISHED", "N", "not finished", "{stays}; the next start goes on"),
 }
+"""Headline, letter, words, and subtitle of each outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,3 +44,5 @@ def holder(folder: Path) -> str:
             return f"no run holds it: {run} has died, and the next run continues" if run else "no run holds it"
     except Timeout:
         return f"in use by {run or 'another process'}"
+    except OSError as error:  # such as a user who may only read
+        return f"its lock cannot be opened ({error.strerror}), so a run may hold it"

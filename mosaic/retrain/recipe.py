@@ -122,10 +122,11 @@ class Budget(StrictFile):
     """Seed of all random numbers."""
 
     def __post_init__(self) -> None:
-        if self.batch < max(self.micro_batches, self.ranks):
+        parts = -(-self.micro_batches // self.ranks) * self.ranks
+        if self.batch < parts:
             raise ValueError(
-                f"batch={self.batch} has less than a row for each of micro_batches={self.micro_batches} or "
-                f"ranks={self.ranks}; take a larger batch, or fewer of them"
+                f"batch={self.batch} is cut into {parts} micro-batches on {self.ranks} ranks; take a batch of {parts} "
+                "or more, or fewer ranks or micro-batches"
             )
         if self.after is not None and self.until is None:
             raise ValueError(f"after = {self.after:%H:%MZ} opens a window that nothing closes; set until")

@@ -20,7 +20,7 @@ from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.retrain import versions
 from mosaic.retrain.data_check import DataCheck
-from mosaic.retrain.folder import HEADLINES, DayFolder, DayState, Folder, Outcome, load_if_intact
+from mosaic.retrain.folder import OUTCOMES, DayFolder, DayState, Folder, Outcome, load_if_intact
 from mosaic.retrain.gate import Comparison, GateResult
 from mosaic.retrain.records import Environment, Sources, StoredPlan, Trained
 
@@ -28,15 +28,6 @@ _LOG = logging.getLogger(__name__)
 DAYS_SHOWN = 30
 _MAX_MARGINS = 12.0
 """Margins that the picture of a comparison spans to either side."""
-_OUTCOMES: dict[Outcome, tuple[str, str, str]] = {
-    "promoted": ("P", "promoted", "{new} is the champion now"),
-    "held": ("H", "held by a person", "{stays}; promotions are on hold"),
-    "refused": ("R", "refused by the gate", "{stays}; the gate refused {new}"),
-    "quarantined": ("Q", "data quarantined", "{stays}; today's data was set aside"),
-    "failed": ("F", "failed", "{stays}"),
-    "interrupted": ("N", "not finished", "{stays}; the next start goes on"),
-}
-"""Letter, words, and subtitle of each outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +117,7 @@ def report_of(folder: Folder, day: DayFolder) -> DayReport:
         todo=_todo(outcome, gate, state, root),
         gate=gate,
         data_check=load_if_intact(DataCheck, day.data_check),
-        data=tuple(_data(sources, trained)) if sources is not None else (),
+        data=tuple(_data(sources, trained, max(rows, default=0))) if sources is not None else (),
         history={past.path.name: past.state.outcome or "interrupted" for past in days[-DAYS_SHOWN:]},
         environment=load_if_intact(Environment, day.environment),
         plan=load_if_intact(StoredPlan, day.plan),
@@ -159,9 +150,9 @@ def _todo(outcome: Outcome, gate: GateResult | None, state: DayState, root: str)
     return gate.todo if gate is not None else ""
 
 
-def _data(sources: Sources, trained: Trained | None) -> Iterator[SourceRows]:
+def _data(sources: Sources, trained: Trained | None, steps: int) -> Iterator[SourceRows]:
     rejected = trained.notes.rejects if trained is not None else {}
-    for record, drawn in zip(sources.sources, sources.drawn(trained.step if trained is not None else 0), strict=True):
+    for record, drawn in zip(sources.sources, sources.drawn(steps), strict=True):
         yield SourceRows(name=record.name, rows=record.rows, drawn=drawn, rejected=rejected.get(record.name, {}))
 
 
@@ -190,9 +181,9 @@ def page_of(report: DayReport) -> str:
     page = _template().render(
         report=report,
         challenger=challenger,
-        headline=HEADLINES[report.outcome],
-        beside=_OUTCOMES[report.outcome][2].format(new=new, stays=stays),
-        outcomes=_OUTCOMES,
+        headline=OUTCOMES[report.outcome][0],
+        beside=OUTCOMES[report.outcome][3].format(new=new, stays=stays),
+        outcomes=OUTCOMES,
         gate=gate,
         sets=sets,
         slices=slices,

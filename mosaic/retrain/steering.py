@@ -9,7 +9,7 @@ from pathlib import Path
 from mosaic.artifact import lines_of, write_text
 from mosaic.errors import MosaicError
 from mosaic.retrain import hooks, versions
-from mosaic.retrain.folder import HEADLINES, Folder, new_dates, utc_text
+from mosaic.retrain.folder import OUTCOMES, Folder, new_dates, utc_text
 from mosaic.retrain.lock import held, holder
 from mosaic.retrain.recipe import read_recipe
 
@@ -75,7 +75,7 @@ def status_of(root: Path, days: int = 7) -> Iterator[str]:
         yield "hold is on: nothing is promoted"
     for day in folder.days()[-days:]:
         state = day.state
-        word = HEADLINES[state.outcome].lower() if state.outcome is not None else state.phase
+        word = OUTCOMES[state.outcome][0].lower() if state.outcome is not None else state.phase
         yield f"{state.day}: {word}{f': {state.reason}' if state.reason else ''}"
     yield f"new data: {', '.join(new_dates(folder, recipe)) or 'none'}"
     if (opens := recipe.budget.opens(datetime.now(UTC))) is not None:

@@ -135,7 +135,8 @@ class Workers:
     def _run(self, arguments: tuple[str, ...], count: int, until: float) -> Ended:
         with tempfile.TemporaryDirectory(prefix="mosaic-") as aside:
             error_file = Path(aside) / "error"
-            command = [sys.executable, "-P", "-m", WORKER, str(self._folder.path), self._day.path.name, *arguments]
+            root = str(self._folder.path.absolute())  # a relative one may begin with a hyphen
+            command = [sys.executable, "-P", "-m", WORKER, root, self._day.path.name, *arguments]
             command.append(f"--error-file={error_file}")
             port = _free_port() if count > 1 else 0
             step = self._last_step()

@@ -132,13 +132,6 @@ class BatchCut:
     micro_batches: int = 1
     """Parts of the global batch, rounded up to a multiple of the ranks."""
 
-    def __post_init__(self) -> None:
-        if self.batch < self._count:
-            raise ValueError(
-                f"batch={self.batch} is cut into {self._count} micro-batches on {self.num_ranks} ranks; take a batch "
-                f"of {self._count} or more, or fewer ranks"
-            )
-
     @property
     def _count(self) -> int:
         return -(-self.micro_batches // self.num_ranks) * self.num_ranks

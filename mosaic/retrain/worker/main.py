@@ -254,6 +254,8 @@ def _verify(work: Work, copy: DayFolder, group: WorkerGroup, stop: StopRequests,
     training = Training(replace(work, day=copy, recipe=replace(work.recipe, budget=budget)), group)
     trained = training.train(stop, to=to)
     training.leave()
+    if trained.step < to:
+        raise _StopError(workers.INTERRUPTED, f"stopped by {trained.ended} at step {trained.step}")
     again = steps_in(copy.metrics)
     for step in range(first + 1, to + 1):
         if group.rank == 0 and step in before and again[step]["loss"] != before[step]["loss"]:

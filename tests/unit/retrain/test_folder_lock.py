@@ -27,6 +27,11 @@ with held(Path(sys.argv[1]), "2026-11-21T01:00:00+00:00"):
 """
 
 
+def test_a_lock_that_cannot_be_opened_leaves_the_rest_of_the_status(tmp_path: Path):
+    (tmp_path / "lock").mkdir()
+    assert stands(tmp_path).startswith("its lock cannot be opened (")
+
+
 def test_the_second_run_says_who_has_the_folder_and_leaves_and_a_killed_one_frees_it_at_once(tmp_path: Path):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
