@@ -93,6 +93,11 @@ class FakeStreams:
     def new_event(self, *, timing: bool = False) -> FakeEvent:
         return FakeEvent(self, timing)
 
+    def order(self, stream: FakeStream, *, before: FakeStream) -> None:
+        event = self.new_event()
+        event.record(stream)
+        event.wait(before)
+
     def record_use(self, tensor: torch.Tensor, stream: FakeStream) -> None:
         self.memory.declare(tensor, stream.handle)
 

@@ -85,6 +85,10 @@ class StreamApi:
         """Returns an event without the Python calls of ``torch.cuda.Event`` around those of its base."""
         return torch._C._CudaEventBase(enable_timing=timing)  # type: ignore[return-value]
 
+    def order(self, stream: torch.cuda.Stream, *, before: torch.cuda.Stream) -> None:
+        """Makes what ``before`` is given from now on start after all that ``stream`` was given so far."""
+        torch.Stream.wait_stream(before, stream)  # that of torch.cuda's class makes the event in Python
+
     def record_use(self, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
         """Tells the allocator that ``stream`` uses a tensor's memory, if it is on this device."""
         if tensor.device == self.device:

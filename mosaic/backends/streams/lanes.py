@@ -143,16 +143,30 @@ class StreamLane(Lane):
         with self._turn:
             if behind_caller:
                 self.order_after_caller()
-            if after or self._rivals:
-                self._order_after(after)
+            self._order_after(after)
             start = self.mark() if timed else None
             try:
-                with self.api.use_stream(self.stream), self.under_settings():
-                    result = work()
+                result = self.run(work)
             finally:
-                end = self.last = self.api.new_event(timing=timed)
+                end = self.api.new_event(timing=timed)
                 end.record(self.stream)
         return StreamTicket(self, start, end, result)
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Runs work with the lane's stream current, behind all that excludes it, and raises its error."""
+        self._check_open()
+        with self._turn:
+            self._order_after(())
+            try:
+                with self.api.use_stream(self.stream):
+                    if self.libraries is None:
+                        return work()
+                    with self.under_settings():
+                        return work()
+            finally:
+                if self._rivals:
+                    self.last = self.api.new_event()
+                    self.last.record(self.stream)
 
     def mark(self) -> StreamMark:
         return self.origin.clock.mark(self.stream)

@@ -50,11 +50,9 @@ def parts_of(module: nn.Module | None) -> list[nn.Module]:
     return parts
 
 
-def has_hooks(leaves: Iterable[torch.Tensor], *, own: bool = True) -> bool:
-    """Returns whether hooks follow the gradients of leaves; with ``own``, Mosaic's count, too."""
-    tables = [leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in leaves]
-    hooks = [hook for table in filter(None, tables) for hook in table.values()]
-    return any(own or not getattr(hook, "__module__", "").startswith("mosaic.") for hook in hooks)
+def has_hooks(leaves: Iterable[torch.Tensor]) -> bool:
+    """Returns whether hooks follow the gradients of leaves; Mosaic's count, too."""
+    return any(leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in leaves)
 
 
 class HeldTensors:
@@ -66,19 +64,19 @@ class HeldTensors:
         self.buffers = [each for part in parts for each in part._buffers.values() if each is not None]
         self.tensors = [*self.parameters, *self.buffers]
         self._held = _with_contents(t for p in parts for t in (p._parameters, p._buffers, p._modules))
-        self._names, self._values = _items(self._held[1])
+        self._values = _values(self._held[1])
         self._backward_hooks = [hooks for part in parts for hooks in (part._backward_hooks, part._backward_pre_hooks)]
 
     def has_gradient_hooks(self) -> bool:
         """Returns True if hooks other than Mosaic's follow gradients of the parts or of their parameters."""
-        if any(self._backward_hooks):
-            return True
-        hooked = [*filter(_HOOKS, self.parameters), *filter(_LATE_HOOKS, self.parameters)]
-        return bool(hooked) and has_hooks(hooked, own=False)
+        tables = filter(None, (*map(_HOOKS, self.parameters), *map(_LATE_HOOKS, self.parameters)))
+        hooks = [hook for table in tables for hook in table.values()]
+        is_own = [getattr(hook, "__module__", "").startswith("mosaic.") for hook in hooks]
+        return any(self._backward_hooks) or not all(is_own)
 
     def are_same(self) -> bool:
-        names, values = _items(self._held[0])
-        return names == self._names and all(map(is_, values, self._values))
+        values = _values(self._held[0])
+        return len(values) == len(self._values) and all(map(is_, values, self._values))
 
 
 class Parts(HeldTensors):
@@ -126,9 +124,8 @@ class Parts(HeldTensors):
             yield from zip(tables, contents, strict=True)
 
 
-def _items(tables: Sequence[dict[str, Any]]) -> tuple[list[str], list[Any]]:
-    chained = itertools.chain.from_iterable
-    return [*chained(tables)], [*chained(map(dict.values, tables))]
+def _values(tables: Sequence[dict[str, Any]]) -> list[Any]:
+    return [*itertools.chain.from_iterable(map(dict.values, tables))]
 
 
 def _settings_in(values: Iterable[Any]) -> list[dict[str, Any]]:

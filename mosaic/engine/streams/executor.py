@@ -68,8 +68,10 @@ class StreamExecutor(Executor):
         if held.is_hooked:
             return self.run_here(site.name, run, args, kwargs, HOOKED)
         launched = run if self.graphs is None else partial(self.graphs.call, site, run)
-        with suppress(torch.OutOfMemoryError):  # with it go the tensors of what failed; again with nothing beside it
+        try:
             return self._launch(site, launched, args, kwargs, self.log)
+        except torch.OutOfMemoryError:
+            pass  # with it go the tensors of what failed; again with nothing beside it
         self.settle()
         self.lanes.api.synchronize()
         self.lanes.api.release_workspaces()
@@ -99,24 +101,24 @@ class StreamExecutor(Executor):
         order.check_held(held, who)
         order.enter(ready=model_call is not None and all(map(model_call.had, plains)) and held.was_there())
         order.seal()
-        point = order.new_point()  # what it launches before it fails may still be running
         before = versions_of(call.inputs)
         is_recorded = timeline is not None and timeline.is_recording
 
         def work() -> Any:
             with AsLane():
-                if not is_recorded:
+                if timeline is None or not is_recorded:
                     return run(*args, **kwargs)
+                start = lane.mark()
                 with ProfilerRange(site.name, "forward"):
-                    return run(*args, **kwargs)
+                    result = run(*args, **kwargs)
+                timeline.note(site, "forward", start, lane.mark().event)
+                return result
 
         try:
-            ticket = lane.launch(work, behind_caller=False, timed=is_recorded)
+            result = lane.run(work)
         finally:
+            point = order.point()  # what it launched before it failed may still be running
             held.note_call()  # what the call wrote is part of it
-        point.event, result = ticket.end, ticket.result
-        if timeline is not None and ticket.start is not None:
-            timeline.note(site, "forward", ticket.start, ticket.end)
         if timeline is not None and (is_recorded or lane.libraries is not None):
             timeline.watch_backward(site, result, call.inputs)
         for plain in plains:
@@ -125,7 +127,7 @@ class StreamExecutor(Executor):
         order.note_held(held, point, who)
         if before != versions_of(call.inputs):
             call.note_writes(before)
-        tagged_result = map_tensors(lambda tensor: call.tag(tensor, point), result)
+        tagged_result = map_tensors(partial(call.tag, point), result)
         if order.is_owing:
             order.settle()
         return tagged_result
@@ -192,7 +194,7 @@ class StreamExecutor(Executor):
             return "its lanes are closed"
         if self.lanes.api.is_capturing():
             return "the loop captures a CUDA graph, in which lanes cannot wait for what is outside"
-        if not self.orders.claim():
+        if self.orders.call is None and not self.orders.claim():  # the model's call has
             return "another thread trains another colocated model"
         return TRANSFORMED if torch._C._are_functorch_transforms_active() else None
 
@@ -261,7 +263,7 @@ class _Call:
                 self.plains.append(plain)
         return plain
 
-    def tag(self, tensor: torch.Tensor, point: Point) -> torch.Tensor:
+    def tag(self, point: Point, tensor: torch.Tensor) -> torch.Tensor:
         """Tags a result; an argument that is returned is the caller's, a view of one stays with the lane of that."""
         owner = self._owners.get(id(tensor))
         if owner is None:

@@ -119,19 +119,9 @@ class LaneOrder:
     def point(self) -> Point:
         """Returns the point behind what was launched last; more small work may follow before it is passed."""
         if self._open is None:
-            self._open = self.new_point()
+            self._index += 1
+            self._open = self._last = Point(self, self._index)
         return self._open
-
-    def new_point(self) -> Point:
-        """Returns a new point behind all others; the caller records its event."""
-        self._index += 1
-        self._last = Point(self, self._index)
-        return self._last
-
-    def point_at_end(self) -> None:
-        """Makes a point behind all that the stream was given, whoever gave it."""
-        point, self._open = self._open or self.new_point(), None
-        self._record(point)
 
     def seal(self) -> None:
         point, self._open = self._open, None
@@ -158,7 +148,7 @@ class LaneOrder:
             return
         if point is self._open:
             self.seal()
-        elif point.event is None:  # an interrupt came before it was recorded, or another thread is about to
+        elif point.event is None:  # this stream is the first to wait for it alone, or an interrupt came
             self._record(point)
         point.event.wait(stream)
         self._passed[handle] = point.index
@@ -174,8 +164,11 @@ class LaneOrder:
             self.is_owing = False
             self.hold_all(self.home.api.current_stream())
 
-    def hold_all(self, stream: Any) -> None:
-        """Makes the user's stream wait for everything that the lane was given."""
+    def hold_all(self, stream: Any, *, with_backward: bool = False) -> None:
+        """Makes the user's stream wait for everything that the lane was given, or also for what autograd gave it."""
+        if with_backward and not self.lane.closed:
+            self.home.order(self.stream, before=stream)
+            self._open, self._passed[stream.cuda_stream] = None, self._index
         if self._last is not None:
             self.lend()
             self.hold(stream, self._last, reads=False)
@@ -235,6 +228,7 @@ class Orders:
 
     alive: ClassVar[set[weakref.ref[Orders]]] = set()
     _claiming: ClassVar[threading.Lock] = threading.Lock()
+    _owner: ClassVar[threading.Thread | None] = None  # the thread that claimed lanes last
 
     def __init__(self, lanes: StreamLanes, note_backward: Callable[[], object]) -> None:
         self.api = lanes.api
@@ -253,21 +247,23 @@ class Orders:
 
     def claim(self) -> bool:
         """Takes the lanes for the calling thread; False if another has lanes, whose streams and memory may be these."""
+        here = threading.current_thread()
+        if self.thread is here and Orders._owner is here:
+            return True
         with self._claiming:
             others = [
                 orders.thread for each in list(self.alive) if (orders := each()) is not None and orders is not self
             ]
-            here = threading.current_thread()
             is_free = not any(thread is not None and thread is not here and thread.is_alive() for thread in others)
+            if is_free:
+                Orders._owner = here
             self.thread = here if is_free else None
             return is_free
 
     def order(self, stream: Any, *, before: Any) -> None:
         """Makes ``before`` wait for all that ``stream`` was given so far."""
         if stream.cuda_stream != before.cuda_stream:
-            fence = self.api.new_event()  # of its own, since autograd's thread and the loop's may be here at once
-            fence.record(stream)
-            fence.wait(before)
+            self.api.order(stream, before=before)
 
     def begin_backward(self) -> None:
         """Notes that the user's stream is going to have gradients, which lie in memory of any lane."""
@@ -294,9 +290,7 @@ class Orders:
         """Makes the user's stream wait for all work of lanes that has points, or for what autograd launched, too."""
         here = self.api.current_stream()
         for order in self._lanes.values():
-            if with_backward and not order.lane.closed:
-                order.point_at_end()
-            order.hold_all(here)
+            order.hold_all(here, with_backward=with_backward)
         for order in self._lanes.values():
             order.note_joined(here)
 
