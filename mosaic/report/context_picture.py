@@ -67,6 +67,6 @@ def draw_context(plans: Sequence[ContextPlan], path: Path) -> None:
         tokens = count * plan.blocks.block
         axes.imshow(pixels, extent=(0, tokens, tokens, 0), interpolation="nearest", aspect="auto")
         axes.set(xlabel="key", ylabel="query")
-        text = f"{plan.distribution.method}: rank with most has {plan.imbalance:.3f} × the mean"
+        text = f"{plan.distribution.method}: the busiest rank has {plan.imbalance:.3f} × the mean work"
         axes.set_title(shorten(text, _PANEL), loc="left", fontsize=10.5)
     save_figure(figure, path)
