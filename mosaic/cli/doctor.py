@@ -188,7 +188,7 @@ def _examine_settings(diagnosis: Diagnosis, environ: Mapping[str, str]) -> None:
     for device in diagnosis.facts["devices"]:
         findings += [(f"device {device['ordinal']}: ", finding) for finding in find_on_device(ask_nvml(device["uuid"]))]
     for prefix, finding in findings:
-        diagnosis.find("warning", f"{prefix}{finding.found}: {finding.rule}", finding.remedy)
+        diagnosis.find("warning", f"{prefix}{finding.description}: {finding.rule}", finding.remedy)
 
 
 def _torch() -> dict[str, str | None] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -100,8 +99,7 @@ def run_in_turn(command: Run, plan: Plan | None, settings: ProfileSettings, prog
     handle.clear_timeline()
     retries = Retries(settings, handle.plan.device)
     progress.phase("training plain and colocated in turn", total=_ROUNDS)
-    with ExitStack() as stack:
-        runs = stack.enter_context(plain_loops("mosaic.cli.workload:plain_loop", command.model))
+    with plain_loops("mosaic.cli.workload:plain_loop", command.model) as runs:
 
         def run_round(steps: int) -> dict[str, list[list[float]]]:
             plain = {name: partial(call, "steps", steps) for name, call in runs.items()}

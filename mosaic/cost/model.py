@@ -86,9 +86,9 @@ class CostModel(Cost):
         """Returns the data-parallel degrees sampled in every phase of a module and those between them, rising."""
         surfaces = self._surfaces_of(module)
         sampled = [d for d in surfaces[0].degrees if all(d in surface.degrees for surface in surfaces)]
-        return tuple(degree for degree in degrees_between(sampled) if self._is_known(module, degree)) if sampled else ()
+        return tuple(degree for degree in degrees_between(sampled) if self._can_run(module, degree)) if sampled else ()
 
-    def _is_known(self, module: str, degree: int) -> bool:
+    def _can_run(self, module: str, degree: int) -> bool:
         try:
             return bool(self.quotas(module, degree))
         except ValueError:  # next to a degree at which the module cannot run

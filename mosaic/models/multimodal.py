@@ -208,8 +208,8 @@ class Config:
             rows.append(ids)
         ids = torch.cat(rows)
         labels = ids.masked_fill(ids >= words, -100)
-        seen = {name: torch.cat(drawn) for name, drawn in samples.items() if drawn}
-        return {"input_ids": ids, "labels": labels, **seen}
+        inputs = {name: torch.cat(drawn) for name, drawn in samples.items() if drawn}
+        return {"input_ids": ids, "labels": labels, **inputs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,9 +428,9 @@ class TranslatingModel(nn.Module):
                 read[task].append(tokens)
         if not all(read.values()) or not all(goals.values()):
             raise ValueError(f"got {', '.join(batch) or 'nothing'}; something to read and a target are needed")
-        context, seen = _padded([torch.cat(parts, dim=1) for parts in read.values()])
-        context = self.encoder(context, mask=seen)
-        return self._write(context, seen, words, goals)
+        context, context_mask = _padded([torch.cat(parts, dim=1) for parts in read.values()])
+        context = self.encoder(context, mask=context_mask)
+        return self._write(context, context_mask, words, goals)
 
     def _embed(self, tasks: Mapping[str, Rows], goals: Mapping[str, Rows]) -> dict[tuple[str, str], Tensor]:
         """Embeds the words of all tasks, those read and those written before, in one call."""
@@ -445,7 +445,11 @@ class TranslatingModel(nn.Module):
         return {key: part.unflatten(0, ids[key].shape) for key, part in zip(ids, parts, strict=True)}
 
     def _write(
-        self, context: Tensor, seen: Tensor | None, words: Mapping[tuple[str, str], Tensor], goals: Mapping[str, Rows]
+        self,
+        context: Tensor,
+        context_mask: Tensor | None,
+        words: Mapping[tuple[str, str], Tensor],
+        goals: Mapping[str, Rows],
     ) -> dict[str, Tensor]:
         rows, masks = [], []
         longest = max(sum(goal.shape[1] for goal in own.values()) for own in goals.values())
@@ -459,7 +463,7 @@ class TranslatingModel(nn.Module):
             mask = target_mask([*lengths, longest - sum(lengths)], context.device)
             masks.append(mask if len(goals) == 1 else mask.expand(len(rows[-1]), 1, -1, -1))
         tokens, _ = _padded(rows)
-        hidden = self.decoder(tokens, context, mask=torch.cat(masks), context_mask=seen)
+        hidden = self.decoder(tokens, context, mask=torch.cat(masks), context_mask=context_mask)
         counts = [len(part) for part in rows]
         losses = {task: self._loss(part, goals[task]) for task, part in zip(goals, hidden.split(counts), strict=True)}
         by_task = {} if "" in losses else dict(losses)
@@ -494,10 +498,10 @@ def target_mask(lengths: Sequence[int], device: torch.device) -> Tensor:
     return (target.unsqueeze(1) == target).tril()
 
 
-def _tasks(batch: Mapping[str, Any], tasks: Sequence[str], known: Sequence[str]) -> dict[str, Rows]:
+def _tasks(batch: Mapping[str, Any], tasks: Sequence[str], names: Sequence[str]) -> dict[str, Rows]:
     """Returns the batch by task; one without tasks has the name ``""``."""
     is_of_tasks = any(isinstance(value, Mapping) for value in batch.values())
-    allowed = tasks if is_of_tasks else known
+    allowed = tasks if is_of_tasks else names
     if not batch or set(batch) - set(allowed):
         raise ValueError(f"got {', '.join(batch) or 'nothing'}; give some of {', '.join(allowed)}")
     return dict(batch) if is_of_tasks else {"": batch}

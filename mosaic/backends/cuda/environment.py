@@ -21,8 +21,7 @@ class EnvironmentFinding(NamedTuple):
 
     name: str
     """Its subject, such as a variable's name."""
-    found: str
-    """The condition."""
+    description: str
     rule: str
     """Why it matters."""
     remedy: str
@@ -30,7 +29,7 @@ class EnvironmentFinding(NamedTuple):
     @property
     def sentence(self) -> str:
         """All of it, for a log."""
-        return f"{self.found}: {self.rule}; {self.remedy}"
+        return f"{self.description}: {self.rule}; {self.remedy}"
 
 
 class NvmlDescription(NamedTuple):

@@ -54,7 +54,7 @@ def test_an_mps_daemon_is_found_by_its_pipe(tmp_path: Path):
     (tmp_path / "control").unlink()
     os.mkfifo(tmp_path / "control")
     (finding,) = find_in_process(environ)
-    assert (finding.name, finding.found) == ("MPS", f"an MPS daemon listens at {tmp_path / 'control'}")
+    assert (finding.name, finding.description) == ("MPS", f"an MPS daemon listens at {tmp_path / 'control'}")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_an_mps_daemon_is_found_by_its_pipe(tmp_path: Path):
 def test_other_processes_on_the_device_are_found(processes: tuple[int, ...], own: int | None, others: str):
     findings = list(find_on_device(NvmlAnswers(processes=processes), own=own))
     assert bool(findings) == bool(others)
-    assert all(f"(ids {others})" in finding.found for finding in findings)
+    assert all(f"(ids {others})" in finding.description for finding in findings)
 
 
 def fake_nvml(*, fails: bool = False) -> SimpleNamespace:
@@ -100,4 +100,4 @@ def test_this_process_is_judged_by_its_own_environment(monkeypatch: pytest.Monke
     monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
     findings = find_here("GPU-1", num_streams=2)
     assert [finding.name for finding in findings] == ["CUDA_DEVICE_MAX_CONNECTIONS", "other processes"]
-    assert "(ids 9)" in findings[1].found
+    assert "(ids 9)" in findings[1].description
