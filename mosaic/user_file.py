@@ -14,8 +14,8 @@ from mosaic.errors import MosaicError
 def import_file(path: Path) -> Any:
     """Runs a Python file as a module of its name; what lies beside it can be imported from it."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise MosaicError(f"{path} is not a Python file")
+    if spec is None or spec.loader is None or not path.is_file():
+        raise MosaicError(f"there is no Python file {path}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # so that its classes can be pickled
     sys.path.insert(0, str(path.resolve().parent))

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from mosaic.artifact import save, write_text
+from mosaic.artifact import read, save, write_text
 from mosaic.cli.context import mask_function
 from mosaic.cli.options import Json, console_beside, write_json
 from mosaic.context import CONTEXT_METHODS
@@ -83,7 +83,7 @@ class PipelineCommand:
         limits = OrderLimits(effort=self.seconds, seconds=10 * self.seconds, threads=self.threads, seed=self.seed)
         options = PlannerOptions(partition=self.partition, method=self.method, limits=limits)
         tables = [name for name in self.baselines if name.endswith(".csv")]
-        files = {name: baseline_of_csv(name, Path(name).read_text(encoding="utf-8")) for name in tables}
+        files = {name: baseline_of_csv(name, read(Path(name)).decode()) for name in tables}
         request, microbatches, machine, space = self._job()
         contenders = contend(request, microbatches, space=space, names=self.baselines, table={**BASELINES, **files})
         planned = plan_step(request, microbatches, space=space, options=options, contenders=contenders)

@@ -164,7 +164,8 @@ class Folder:
         days = {each.path.name: each for each in self.days()}
         chosen = days.get(day) if day is not None else next(reversed(days.values()), None)
         if chosen is None:
-            raise MosaicError(f"{self.path} has no day {day or ''}; there are {', '.join([*days][-8:]) or 'none yet'}")
+            missing = "no day" if day is None else f"no day {day}"
+            raise MosaicError(f"{self.path} has {missing}; there are {', '.join([*days][-8:]) or 'none yet'}")
         return chosen
 
     def note(self, event: str, **more: Any) -> None:

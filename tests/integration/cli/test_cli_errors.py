@@ -55,7 +55,7 @@ WRONG = [
     (
         1,
         "plan --pipeline 4 --model zoo:qwen3-vl-tiny --baselines no.csv",
-        "cannot use no.csv: No such file",
+        "cannot read no.csv: No such file",
     ),
     (3, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --seconds 0.2 --memory-gb 0.00001", "what would help"),
     # run and bench
