@@ -69,8 +69,11 @@ def status_of(root: Path, days: int = 7) -> Iterator[str]:
     yield holder(root)
     yield f"champion: {champion or 'none yet'}{rollback}"
     yield f"anchor: {versions.linked(folder, 'anchor') or 'none yet'}"
-    if champion is not None and not (folder.versions / champion).is_dir():
-        yield f"version {champion} is gone: restore versions/{champion}, or promote another version"
+    if champion is not None:
+        try:
+            versions.find(folder, champion)
+        except (MosaicError, OSError) as error:
+            yield f"the champion cannot be served ({error}); restore versions/{champion}, or promote another version"
     if folder.hold.exists():
         yield "hold is on: nothing is promoted"
     for day in folder.days()[-days:]:

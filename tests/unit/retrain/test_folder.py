@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -98,9 +99,14 @@ def test_rolling_back_goes_to_the_version_before_also_if_lines_are_torn(folder: 
     assert whole in folder.history.read_bytes()
 
 
-def test_the_status_names_a_champion_that_is_gone(folder: Folder):
-    (folder.versions / "0003").rename(folder.path / "elsewhere")
-    assert "version 0003 is gone: restore versions/0003" in "\n".join(steering.status_of(folder.path))
+@pytest.mark.parametrize(
+    "spoil", [lambda version: shutil.rmtree(version.path), lambda version: version.weights.unlink()]
+)
+def test_the_status_names_a_champion_that_is_gone(folder: Folder, spoil: Callable[[versions.Version], None]):
+    spoil(versions.champion(folder.path))
+    status = "\n".join(steering.status_of(folder.path))
+    assert "the champion cannot be served (" in status
+    assert "restore versions/0003" in status
 
 
 def test_a_damaged_version_is_neither_served_nor_promoted_and_another_one_is(folder: Folder):
