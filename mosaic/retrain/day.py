@@ -95,6 +95,7 @@ def _unfinished_day(folder: Folder, recipe: Recipe) -> DayFolder | None:
         if not day.state.is_over:
             if day.state.outcome != "failed" or not new:
                 return day
+            day.drop_weights()
             archive(day)
     return None
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -130,10 +131,11 @@ class DayFolder:
     def drop_weights(self) -> None:
         """Removes checkpoints and weights; a rename comes first, so a part of them is never read."""
         aside = self.path / ".dropped"
-        if self.checkpoints.is_dir() and not aside.exists():
-            self.checkpoints.rename(aside)
-        shutil.rmtree(aside, ignore_errors=True)
-        self.model.unlink(missing_ok=True)
+        with suppress(OSError):  # the next day tries again
+            if self.checkpoints.is_dir() and not aside.exists():
+                self.checkpoints.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
+            self.model.unlink(missing_ok=True)
 
     def drop_unfinished(self) -> None:
         """Removes hidden files and folders, which killed processes leave."""
@@ -225,10 +227,9 @@ def replay_dates(folder: Folder, recipe: Recipe) -> tuple[str, ...]:
 
 
 def archive(day: DayFolder) -> None:
-    """Archives a day whose data another day uses, without its checkpoints."""
-    day.drop_weights()
-    count = sum(1 for _ in day.path.parent.glob(f"{day.path.name}.*"))
-    day.path.rename(day.path.with_name(f"{day.path.name}.{count + 1}"))
+    """Archives a day whose data another day uses."""
+    names = (day.path.with_name(f"{day.path.name}.{number}") for number in itertools.count(1))
+    day.path.rename(next(name for name in names if not name.exists()))
 
 
 def _is_released(folder: Folder, day: DayFolder) -> bool:

@@ -241,7 +241,8 @@ def _verify(work: Work, copy: DayFolder, group: WorkerGroup, stop: StopRequests,
     first, last = min(paths, default=0), max(before, default=0)
     if not paths or first >= last:
         raise MosaicError(
-            f"{day.path} keeps no checkpoint before its last step ({last}); lower save, or raise keep in [budget]"
+            f"{day.path} keeps no checkpoint before its last step ({last}): name a later day, or lower save, or raise "
+            "keep in [budget]"
         )
     to = min(first + steps, last)
     to = max((step for step in paths if first < step <= to), default=to)
