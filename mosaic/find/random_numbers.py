@@ -94,8 +94,8 @@ def set_generator_state(generator: Generator, state: Any) -> None:
 def count_draws(start: RandomState, end: RandomState) -> int | None:
     """Counts the 32-bit draws of the CPU's generator between two states; None where draws alone do not explain them."""
     before, after = start.torch[0][1], end.torch[0][1]
-    if not torch.equal(before[_WORDS_END:], after[_WORDS_END:]):
-        return None  # half of a pair of normal numbers was kept for later
+    if not all(torch.equal(before[part], after[part]) for part in (slice(8), slice(_WORDS_END, None))):
+        return None  # it was seeded, or half of a pair of normal numbers was kept for later
     places = [int(state[16:24].view(torch.int64)) for state in (before, after)]  # within a block of the twister
     generator, count = torch.Generator(), (places[1] - places[0]) % _STATE_WORDS
     generator.set_state(before)

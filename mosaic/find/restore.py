@@ -92,7 +92,7 @@ class Objects:
         return id(value) in self._seen
 
     def differences(self) -> Iterator[tuple[Any, Any, Any, Any]]:
-        """Yields each container or array that differs, the key in a dict, and the values before and now, or None."""
+        """Yields each container, array or generator that differs, a dict's key, and values before and now, or None."""
         for container, content in self.contents:
             if same(now := _content(container), content):
                 continue
@@ -106,9 +106,6 @@ class Objects:
         for array, values in self._arrays:
             if array.tobytes() != values.tobytes():
                 yield array, None, values, array
-
-    def drawn_from(self) -> Iterator[tuple[Any, Any, Any, Any]]:
-        """Yields the generators that were drawn from, as ``differences`` does."""
         for generator, state in self._generators:
             now = generator_state(generator)
             if not (torch.equal(now, state) if isinstance(now, torch.Tensor) else repr(now) == repr(state)):

@@ -264,7 +264,7 @@ def _check_state(model: nn.Module, before: Objects) -> None:
     homes: dict[int, tuple[str, str]] = {}
     for path, module in model.named_modules():
         homes |= {id(value): (path, name) for name, value in vars(module).items()} | {id(vars(module)): (path, "")}
-    for container, key, old, new in (*before.differences(), *before.drawn_from()):
+    for container, key, old, new in before.differences():
         path, attribute = homes.get(id(container), ("", None))
         harmless = (bool, str, torch.dtype, torch.Tensor) if attribute == "" else (bool, str, torch.dtype)
         is_counted = isinstance(old, int | float) and isinstance(new, int | float)  # by an object among attributes
