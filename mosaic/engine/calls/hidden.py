@@ -14,7 +14,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
-from dataclasses import replace
 from operator import attrgetter, is_
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.find.random_numbers import CPU, DRAWING, RandomState, python_state, random_state, torch_state
+from mosaic.find.random_numbers import CPU, DRAWING, Generator, RandomState, python_state, random_state, torch_state
 from mosaic.find.restore import Objects, same
 from mosaic.find.structure import PLAIN_TYPES, tensors_in, version_of, versions_of
 from mosaic.find.torch_settings import read, settings_of
@@ -92,7 +91,7 @@ class Parts(HeldTensors):
         self.draws_in_python = True  # a call draws Python's or numpy's numbers, or may
         values = [value for part in parts for value in list(vars(part).values())[_NUM_OF_TORCH:]]
         self.containers = [value for value in values if type(value) in (list, dict, set, deque)]  # among attributes
-        self.generators = [value for value in values if isinstance(value, torch.Generator)]
+        self.generators = [value for value in values if isinstance(value, Generator)]
         self._attributes = _with_contents([*map(vars, parts), *_settings_in(values)])
         forward = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
         self._hooks = [*self._backward_hooks, *forward]
@@ -330,20 +329,13 @@ class Rewind:
     """The random numbers, small buffers and attributes before a model's call, to make a failed call again."""
 
     def __init__(self, parts: Parts, arguments: Sequence[Any]) -> None:
-        self._parts, self._arguments = parts, Objects(arguments)
+        self._parts, self._arguments = parts, Objects(arguments, parts.generators)
         self._has_iterator = any(hasattr(argument, "__next__") for argument in arguments)
-        numbers = random_state(CPU) if parts.draws_in_python else torch_state(CPU)  # Python's take long to copy
-        own = tuple((generator, generator.get_state()) for generator in parts.generators)
-        self._random = replace(numbers, torch=numbers.torch + own)
+        self._random = random_state(CPU) if parts.draws_in_python else torch_state(CPU)  # Python's take long to copy
         self._containers = [(value, value.copy()) for value in parts.containers]
         small = [b for b in parts.buffers if b.layout is torch.strided and b.nbytes <= _MAX_BYTES]
         self._buffers = [(tensor, tensor.detach().clone()) for tensor in small]
-        copied = set(map(id, small))
-        self._untouched = [
-            *self._arguments.tensors,
-            *parts.parameters,
-            *(tensor for tensor in parts.buffers if id(tensor) not in copied),
-        ]
+        self._untouched = [*self._arguments.tensors, *parts.parameters, *({*parts.buffers} - {*small})]
         self._versions = versions_of(self._untouched)
         self._gradients = [(each, each.grad) for each in parts.parameters if each.requires_grad]
 
