@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from mosaic.engine.calls.hidden import ModuleState, has_hooks
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.signature import Arguments, Signature, layout_of
+from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModelError
 from mosaic.find.random_numbers import LaneRandomness
@@ -203,7 +204,12 @@ class Call:
             executor.backwards.reach(site, self.parameters)
         if not keep:
             site.in_flight.discard(self)
-        work = partial(self.backward, grads, keep=keep, by_caller=by_caller)
+        state = ThreadState.capture() if torch.is_autocast_enabled("cpu") else None
+
+        def work() -> list[torch.Tensor | None]:
+            with nullcontext() if state is None else state.applied():
+                return self.backward(grads, keep=keep, by_caller=by_caller)
+
         ticket = executor.submit(site, "glue" if self.is_glue else "backward", work, executor.inputs_of(grads, site))
         picks, reached_from = {pick for pick, grad in enumerate(grads) if grad is not None}, self.signature.reached_from
         if by_caller or self._has_leaf or any(picks.isdisjoint(results) for results in reached_from or ()):
