@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
 
+from mosaic.find.structure import tensors_in
+
 Target: TypeAlias = tuple[Node, int]
 
 
@@ -50,8 +52,7 @@ def _edges(outputs: Sequence[torch.Tensor], stops: Collection[Target]) -> Iterat
 
 
 def target_of(tensor: torch.Tensor) -> Target:
-    edge = get_gradient_edge(tensor)
-    return edge.node, edge.output_nr
+    return get_gradient_edge(tensor)[:2]
 
 
 def capture(uses: Sequence[Use], into: list[torch.Tensor | None]) -> None:
@@ -79,7 +80,7 @@ class Survey(NamedTuple):
 
     leaves: dict[int, torch.Tensor]  # by id
     uses: dict[int, int]  # number of uses of each leaf
-    names: frozenset[str]  # of the operators' backward nodes
+    recomputes: bool  # by activation checkpointing, also by hand: a function keeps the state of random numbers
     recasts: bool  # one cast of a leaf to another dtype is used several times
 
 
@@ -89,16 +90,17 @@ def survey(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] = ())
     leaves: dict[int, torch.Tensor] = {}
     uses: Counter[int] = Counter()
     casts: Counter[Node] = Counter()
-    names: set[str] = set()
+    recomputes, random_state = False, torch.get_rng_state()
     for _, _, target in _edges([tensor for tensor in outputs if tensor.requires_grad], stops):
         if target in stops:
             continue
         node = target[0]
-        names.add(node.name())
+        saved = [t for t in tensors_in(getattr(node, "__dict__", None)) if t.dtype is random_state.dtype]
+        recomputes |= "Checkpoint" in node.name() or any(t.shape == random_state.shape for t in saved)
         variable = getattr(node, "variable", None)
         if isinstance(variable, torch.Tensor):
             leaves[id(variable)] = variable
             uses[id(variable)] += 1
         if node.name() == "ToCopyBackward0" and hasattr(node.next_functions[0][0], "variable"):
             casts[node] += 1
-    return Survey(leaves, dict(uses), frozenset(names), max(casts.values(), default=0) > 1)
+    return Survey(leaves, dict(uses), recomputes, max(casts.values(), default=0) > 1)

@@ -43,6 +43,7 @@ _VIEWS = Obstacle("it returns a view of one of its inputs, so that a write chang
 _RECASTS = Obstacle("it uses a weight several times, in an autocast that may end before its lane does")
 HOOKS_GRADIENTS = Obstacle("it hooks or keeps gradients of its arguments or results", remedy="do that around its call")
 _FORWARD_DERIVATIVES = Obstacle("it takes forward-mode derivatives, of which torch has one level for all threads")
+_SWITCHES = Obstacle("it leaves gradient mode or autocast switched", remedy="switch them in a `with` block")
 _CHECKPOINTS = Obstacle("it uses activation checkpointing or other hooks on saved tensors", remedy="leave these out")
 
 
@@ -205,7 +206,8 @@ def learn(
         _ATTRIBUTES if any(type(t) not in _CLASSES or attributes_of(t) for t in new_tensors) else None,
         _VIEWS if any(output.differentiable and output.view_of is not None for output in expected.outputs) else None,
         _RECASTS if graph.recasts and arguments.state.autocast and arguments.state.autocast_cache else None,
-        _CHECKPOINTS if any("Checkpoint" in name for name in graph.names) else None,
+        _CHECKPOINTS if graph.recomputes else None,
+        _SWITCHES if arguments.state != ThreadState.capture() else None,
         sets_context(context, copy_context()),
         belongs_to_thread(module),
     )

@@ -446,9 +446,8 @@ def _unplanned(site: PlacedModule, arguments: Arguments, state: ModuleState, sig
 
 
 def _kind(arguments: Arguments, state: ModuleState) -> Hashable:
-    parts = state.parts
-    dtypes = tuple([tensor.dtype for tensor in parts.tensors])
-    return arguments.key(parts.number, tuple(map(id, state.trained)), dtypes)
+    dtypes = tuple([tensor.dtype for tensor in state.parts.tensors])
+    return arguments.key(state.parts.number, tuple(map(id, state.trained)), dtypes)
 
 
 def _may_follow(arguments: Arguments) -> bool:
