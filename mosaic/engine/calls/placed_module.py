@@ -117,7 +117,7 @@ class PendingBackwards:
 
         def hook(grad: torch.Tensor) -> Any:
             instead = None if arrived is None else arrived(grad)
-            if not torch._C._autograd._get_current_graph_task_keep_graph():  # or another backward may follow
+            if arrived is not None or not torch._C._autograd._get_current_graph_task_keep_graph():  # or another follows
                 calls.discard(call)
             return instead
 

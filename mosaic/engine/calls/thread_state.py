@@ -11,6 +11,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils import parametrize
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from mosaic.find.torch_settings import put_back, read, settings_of
 
@@ -44,10 +46,7 @@ class ThreadState(tuple[Any, ...]):
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Switches autocast by its parts.
-
-        Leaving a nested ``torch.autocast`` would clear the cache of cast weights, which all lanes share.
-        """
+        """Switches autocast by its parts: leaving a nested ``torch.autocast`` would clear what all lanes have cast."""
         before = read(_OF_CALL)
         _set(self, before)
         torch.autocast_increment_nesting()
@@ -86,10 +85,11 @@ def without_cast_cache() -> Iterator[None]:
 def interception() -> str | None:
     """Returns why a call made now on this thread must run where it is made, or None.
 
-    A lane's thread would escape what watches this thread's operators (a profiler of operators, fake tensors, a
-    tracer), and a call in the middle of a backward is a recomputation of one that was made before.
+    A lane's thread would escape what watches this thread's operators: a profiler of them, fake tensors, a tracer.
     """
-    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._len_torch_function_stack() > 0 or is_traced():
+    modes = _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
+    is_watched = not all(isinstance(mode, DeviceContext) and mode.device.type == "cpu" for mode in modes)
+    if is_watched or torch._C._len_torch_dispatch_stack() > 0 or is_traced():
         return "another torch mode is active"
     if torch.is_anomaly_enabled():  # two threads that record where operators were called can wait for each other
         return "autograd's anomaly detection is on"
