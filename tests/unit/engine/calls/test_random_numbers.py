@@ -61,6 +61,15 @@ DRAWING: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
+def test_a_generator_that_was_seeded_anew_is_not_searched_for_draws():
+    torch.manual_seed(3)
+    before = torch_state(CPU)
+    torch.manual_seed(4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(random_numbers, "advance")  # which the search calls
+        assert count_draws(before, torch_state(CPU)) is None
+
+
 @pytest.mark.parametrize("name", list(DRAWING))
 def test_a_lane_draws_what_the_caller_would_have_drawn(name: str):
     draw = DRAWING[name]

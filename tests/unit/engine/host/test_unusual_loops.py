@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, TwoTowers, colocated, pair_batch, run_both, train
@@ -118,3 +120,114 @@ def test_a_mode_around_the_backward_sees_the_operators_of_all_modules():
             record.note(counter.get_total_flops())
 
     run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, loop)
+
+
+@pytest.mark.parametrize("make", [random.Random, np.random.default_rng])
+def test_a_generator_that_two_modules_share_is_drawn_from_in_the_plain_order(make: Any):
+    def noisy(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) * self.generators[0].normalvariate(1.0, 0.1)
+
+    def normal(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) * float(self.generators[0].normal(1.0, 0.1))
+
+    def model() -> TwoTowers:
+        what = noisy if make is random.Random else normal
+        towers, generator = TwoTowers(Doing(what), Doing(what)), make(3)
+        towers.left.generators = towers.right.generators = [generator]
+        return towers
+
+    assert "ran in place" in run_both(model, pair_batch(), SIDE_BY_SIDE, train(), on_lanes=False)
+
+
+def test_a_repeated_call_draws_from_the_model_s_own_generators_once():
+    def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return model.left(x).sum() * model.generator.random() + model.right(y).sum()
+
+    def model() -> Glued:
+        glued = Glued(glue, Doing(lambda self, x: self.layers(x)[x[:, 0] > 0]))
+        glued.generator = np.random.default_rng(3)
+        return glued
+
+    assert "its results depend on values" in run_both(model, pair_batch(), SIDE_BY_SIDE, train())
+
+
+@pytest.mark.parametrize("where", ["backward", "autograd.grad"])
+def test_a_backward_inside_of_autocast_casts_as_in_the_plain_loop(where: str):
+    def island(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return self.layers(x.float())
+
+    def loop(model: Any, record: Record) -> None:
+        for step in range(4):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(*pair_batch(step)).square().mean()
+                if where == "backward":
+                    loss.backward()
+                    record.note_model(model)
+                else:
+                    record.note(*torch.autograd.grad(loss, list(model.parameters())))
+
+    run_both(lambda: TwoTowers(Doing(island), Doing(island)), pair_batch(), SIDE_BY_SIDE, loop)
+
+
+class Recomputing(torch.autograd.Function):
+    """Activation checkpointing by hand; helpers keep the state of random numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, layers: nn.Module, x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        ctx.layers, ctx.kept = layers, {"weights": weights, "state": torch.get_rng_state()}
+        ctx.save_for_backward(x)
+        return layers(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.set_rng_state(ctx.kept["state"])
+            result = ctx.layers(x)
+        return None, *torch.autograd.grad(result, (x, *ctx.kept["weights"]), grad)
+
+
+def test_recomputation_by_hand_drops_what_the_forward_dropped():
+    def recomputing(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        return Recomputing.apply(self.layers, x * 1.0, *self.layers.parameters())
+
+    def model() -> TwoTowers:
+        towers = TwoTowers(Doing(recomputing), Doing(recomputing))
+        for each in (towers.left, towers.right):
+            each.layers.append(nn.Dropout(0.5))
+        return towers
+
+    assert "activation checkpointing" in run_both(model, pair_batch(), SIDE_BY_SIDE, train(), on_lanes=False)
+
+
+def test_a_module_that_leaves_gradient_mode_switched_runs_in_place():
+    def switching(on: bool) -> Doing:
+        return Doing(lambda self, x: (torch.set_grad_enabled(on), self.layers(x))[1])
+
+    def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = model.left(x) * model.weight.mean()
+        return left * model.right(y)
+
+    def model() -> Glued:
+        return Glued(glue, switching(False), switching(True))
+
+    assert "gradient mode" in run_both(model, pair_batch(), SIDE_BY_SIDE, train(), on_lanes=False)
+
+
+def test_graphs_that_are_always_retained_do_not_keep_modules_in_place():
+    def loop(model: Any, record: Record) -> None:
+        for step in range(5):
+            loss = model(*pair_batch(step)).square().mean()
+            loss.backward(retain_graph=True)
+            record.note_model(model)
+
+    assert "in place" not in run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, loop)
+
+
+def test_the_cpu_as_default_device_does_not_keep_modules_in_place():
+    def loop(model: Any, record: Record) -> None:
+        with torch.device("cpu"):
+            train()(model, record)
+
+    assert "in place" not in run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, loop)
