@@ -535,7 +535,7 @@ def _check_result(
     if strange:
         shape = _shape(behind.leaves[min(strange)])
         raise RefusalError(f"its result depends on a {shape} leaf that is neither an argument nor a parameter of it")
-    if any("Checkpoint" in name for name in behind.names):
+    if behind.recomputes:
         raise RefusalError("it uses activation checkpointing")
     results = {id(tensor): tensor for tensor in tensors_in(result)}
     memory = _storages(results.values())
