@@ -29,7 +29,7 @@ _VARIABLE_EFFORT = 1.5e-5
 """Effort of making a model, for each variable."""
 
 
-class Placed(NamedTuple):
+class StagePlacement(NamedTuple):
     """The answer of CP-SAT."""
 
     is_resolved: bool
@@ -47,7 +47,7 @@ def find_placement(
     *,
     extras: PairwiseExtras | None = None,
     effort: float = MAX_EFFORT,
-) -> Placed:
+) -> StagePlacement:
     """Finds options and devices for all modules of a stage, or proves that there are none.
 
     Args:
@@ -82,12 +82,12 @@ def find_placement(
     status = solver.solve(model)
     spent = solver.response_proto.deterministic_time + _VARIABLE_EFFORT * len(on)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Placed(status == cp_model.INFEASIBLE, spent)
+        return StagePlacement(status == cp_model.INFEASIBLE, spent)
     choices: dict[str, Choice] = {}
     for (name, option, device), variable in on.items():
         if solver.boolean_value(variable):
             choices[name] = option, (*choices.get(name, (option, ()))[1], device)
-    return Placed(True, spent, choices)
+    return StagePlacement(True, spent, choices)
 
 
 def _add_interference(
