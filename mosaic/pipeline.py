@@ -17,6 +17,7 @@ from mosaic.pipelining.planner import PlannerOptions
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.handle import Pipeline
 from mosaic.ranks.pipeline.setup import DEFAULT_PLANNING, DEFAULT_RANKS, PipelineOptions, Plan, make_setup
+from mosaic.ranks.pipeline.step import listed
 from mosaic.ranks.pipeline.tensor import TensorPlan
 from mosaic.ranks.pipeline.trial import PipelineTrial, try_plans
 from mosaic.ranks.world.groups import device_of
@@ -91,7 +92,7 @@ def pipeline(
     )
     world = World.join(device_of(model), ranks)
     with world.opening(), without_fast_paths():
-        microbatches = [sample] if isinstance(sample, Mapping) else list(sample)
+        microbatches = listed([sample] if isinstance(sample, Mapping) else sample)
         step = microbatches * -(-2 * world.size // len(microbatches))
         setup = make_setup(model, step, world, request)
         with nullcontext() if setup.sequences is None else setup.sequences.removed_on_error():

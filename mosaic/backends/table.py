@@ -38,17 +38,22 @@ TORCH_TYPES: Mapping[str, str] = MappingProxyType({"cuda": "cuda", "cpu": "host"
 """The default backend for each type of torch device."""
 
 
-def open_backend(name: str, ordinal: int = 0) -> Backend:
+def open_backend(name: Backend | str, ordinal: int = 0) -> Backend:
     """Returns the backend of a name on one device.
 
     Args:
-        name: A name of the table, with the device's number or without: ``cuda:1``.
+        name: A name of the table, with the device's number or without: ``cuda:1``; or a backend, which is returned.
         ordinal: The device's number if the name has none.
 
     Raises:
         BackendUnavailableError: The device, or what it needs, is not there.
         ValueError: The name is unknown, or another device of the host than 0 is requested.
+        TypeError: It is neither a backend nor a name.
     """
+    if not isinstance(name, str):
+        if not hasattr(name, "open_lanes"):
+            raise TypeError(f"backend={name!r} is a {type(name).__name__}; use a backend, or a name such as 'host'")
+        return name
     kind, colon, number = name.partition(":")
     if kind not in BACKENDS or (colon and not number.isdecimal()):
         raise ValueError(f"{unknown('backend', name, BACKENDS)}, or cuda:1 for the second GPU")

@@ -92,7 +92,7 @@ def parallel(plan: Plan | Mapping[str, int] | None = None, *, backend: Backend |
     Raises:
         InvalidPlanError: The quotas do not fit on the device, or there are none for a GPU.
     """
-    where = _named(backend or "host") if backend is None or isinstance(backend, str) else backend
+    where = _named("host" if backend is None else backend)  # type: ignore[arg-type]  # a protocol promises no hash
     slots = _slots_of(plan) if plan is not None else None
     return _block(where, slots)  # type: ignore[arg-type]  # a protocol promises no hash
 
@@ -110,7 +110,7 @@ def _slots_of(plan: Plan | Mapping[str, int]) -> tuple[tuple[str, tuple[int, ...
 
 
 @cache
-def _named(name: str) -> Backend:
+def _named(name: Backend | str) -> Backend:
     return open_backend(name)
 
 

@@ -1,8 +1,7 @@
 """The tracer: one run of a model, followed from operator to operator through the memory of its tensors.
 
 Memory has labels, which say what its values stem from: modules, weights, inputs. The results of an operator have the
-labels of its inputs, and so has what it writes into. This sees frozen modules and every edge; autograd walks, fx,
-export and dynamo each fail on some models.
+labels of its inputs, and so has what it writes into. This sees frozen modules and every edge.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ from mosaic.cost.counting.operators import kind_of
 from mosaic.cost.counts import OperatorKind
 from mosaic.errors import UnsplittableError, said_by
 from mosaic.find.random_numbers import forked, python_state
+from mosaic.find.restore import Objects
+from mosaic.find.structure import tensors_in
 from mosaic.parts.split import copied
 
 Forward = Callable[..., Any]
@@ -81,6 +83,31 @@ class ModuleCall:
         """Returns the leaves and the tree of its arguments, without caches, which a run would fill."""
         leaves, tree = pytree.tree_flatten((self.args, dict(self.kwargs)), is_leaf=is_cache)
         return list(map(without_cache, leaves)), tree
+
+    def writable(self) -> list[tuple[Any, Objects]]:
+        """Notes dicts, lists and objects among its arguments; transformers' caches have a place for each layer."""
+        nodes: list[Any] = []
+        pytree.tree_leaves((self.args, self.kwargs), is_leaf=nodes.append)  # type: ignore[arg-type]  # None goes on
+        nodes = [node for node in nodes if not (isinstance(node, torch.Tensor | nn.Module | tuple) or callable(node))]
+        return [(node, Objects(node)) for node in nodes if not type(node).__module__.startswith("transformers.")]
+
+    def refilled(self, noted: Sequence[tuple[Any, Objects]], result: Any, *, caller: str) -> int | None:
+        """Returns the number of the argument that it wrote into and returned; refuses other writes."""
+        place = None
+        for node, objects in noted:
+            for container, _, old, new in objects.differences():
+                is_own = container is node or not isinstance(node, dict | list)
+                if not is_own or (container is not node and old is None and not tensors_in(new)):
+                    continue  # an object may note a number, as a cached property does
+                own = [at for at, each in enumerate((*self.args, *self.kwargs.values())) if each is node is result]
+                if not own:
+                    raise UnsplittableError(
+                        f"{caller}, writes into a {type(node).__name__} among its arguments, which layers of other "
+                        "ranks would not see: call the model without it, as with use_cache=False, or return what the "
+                        "layer keeps"
+                    )
+                place = own[0]
+        return place
 
 
 class DrawsSeen(TorchDispatchMode):

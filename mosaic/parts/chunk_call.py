@@ -138,7 +138,13 @@ class ChunkCall:
                     assert hidden is not None
                     leaves[number] = hidden.copy_(received)
                 self.resume_random_numbers()
-        return pytree.tree_unflatten(leaves, tree), leaves
+        result = pytree.tree_unflatten(leaves, tree)
+        if site.refills is not None:
+            argument = (*args, *kwargs.values())[site.refills]
+            argument.clear()
+            argument.update(result) if isinstance(argument, dict) else argument.extend(result)
+            result = argument
+        return result, leaves
 
     def pause_random_numbers(self) -> None:
         """Saves the generators before random numbers of other chunks."""

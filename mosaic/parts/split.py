@@ -42,6 +42,8 @@ class Site:
     """True if its first result has its first input's shape and dtype."""
     in_place: bool = False
     """True if it writes its first result into its first input."""
+    refills: int | None = None
+    """Number of the argument, a dict or a list, that it writes into and returns."""
     has_effects: bool = False
     """True if a run changes arguments or buffers, or draws numbers of numpy or Python: it is not recomputed."""
     may_select: bool = field(default=False, compare=False)

@@ -53,12 +53,12 @@ def swappable(model: nn.Module) -> Iterator[None]:
     """Allows to swap a model's parameters, which torch refuses while recurrent cells refer to them."""
     cells = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     for cell in cells:
-        cell._flat_weight_refs = []
+        cell._flat_weight_refs.clear()  # the list itself may be noted elsewhere
     try:
         yield
     finally:
         for cell in cells:
-            cell._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in cell._flat_weights]
+            cell._flat_weight_refs += [None if weight is None else weakref.ref(weight) for weight in cell._flat_weights]
 
 
 def swap(parameter: nn.Parameter, value: torch.Tensor) -> None:

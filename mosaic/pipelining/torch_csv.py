@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections import defaultdict
-from functools import partial
 
 from mosaic.errors import InvalidScheduleError
-from mosaic.pipelining.baselines import Baseline, chain_of, cut_by
-from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
 from mosaic.pipelining.tasks import ActionKind
 
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS
-_CELL = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
 def to_torch_csv(schedule: PipelineSchedule) -> str:
@@ -75,54 +70,3 @@ def _chain(schedule: PipelineSchedule) -> dict[int, int]:
 
 def _unsuitable(fact: str, remedy: str) -> InvalidScheduleError:
     return InvalidScheduleError(f"{fact}, which torch's CSV cannot say; {remedy}, or write the schedule as .json")
-
-
-def baseline_of_csv(name: str, text: str) -> Baseline:
-    """Returns a baseline that orders tasks as a file of torch's CSV does; layers are balanced by parameters.
-
-    Args:
-        name: Its name in tables and errors, such as the file's path.
-        text: The file's content. Empty cells are idle moments.
-
-    Raises:
-        InvalidScheduleError: A cell is no computation of torch's, stages lie neither in cycles nor in a V over the
-            rows, or only some backwards are apart for weights.
-    """
-    rows, letters = [], set()
-    for number, row in enumerate(csv.reader(io.StringIO(text))):
-        slots = []
-        for cell in filter(None, map(str.strip, row)):
-            match = _CELL.fullmatch(cell)
-            if match is None:
-                raise InvalidScheduleError(
-                    f"{name}, row {number}: {cell!r} is no computation; write 0F1, 0B1, 0I1 or 0W1"
-                )
-            letters.add(match[2])
-            slots.append(TaskName(int(match[1]), B if match[2] == "I" else ActionKind(match[2]), int(match[3])))
-        if slots:
-            rows.append(slots)
-    if "B" in letters and letters & {"I", "W"}:
-        raise InvalidScheduleError(f"{name} has whole backwards and backwards apart; use 0B1, or 0I1 and 0W1")
-    num_ranks, row_of = len(rows), {slot.chunk: row for row, slots in enumerate(rows) for slot in slots}
-    num_stages = max(row_of, default=-1) + 1
-    stages = [row_of.get(stage) for stage in range(num_stages)]
-    down = list(range(num_ranks))
-    if rows and stages == down * (num_stages // num_ranks):
-        cut = cut_by("mixed-parameters", chunks_per_rank=num_stages // num_ranks)
-    elif rows and stages == down + down[::-1]:
-        cut = partial(partition_by, "mixed-v")
-    else:
-        raise InvalidScheduleError(f"{name}: stages of rows are {stages}; put stage s on row s mod ranks, or in a V")
-
-    def order(ranks: int, microbatches: int, chunks_per_rank: int) -> list[list[TaskName]]:
-        if ranks != num_ranks:
-            raise ValueError(f"{name} is for {num_ranks} ranks, and there are {ranks}")
-        return rows
-
-    return Baseline(
-        name=name,
-        description=f"the order of {name}, layers balanced by parameters",
-        cut=cut,
-        order=chain_of(order),
-        weights_apart="W" in letters,
-    )

@@ -68,9 +68,7 @@ def find_modules(
     """Runs a model on ``sample`` and finds the modules that can be placed; the model stays as it was.
 
     Args:
-        sample: One batch, or a function that runs the model on one.
         include: Names or patterns of the modules to place, but not of their parts; by default ``Course`` chooses.
-        exclude: Names or patterns of modules to leave where they are.
         may_share: Lets a module use parameters that others use, too.
 
     Raises:

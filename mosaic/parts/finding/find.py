@@ -1,13 +1,14 @@
 """The split of a model, from one run of a sample that follows its tensors.
 
-A list of layers is a ``ModuleList`` or ``Sequential`` whose elements run once, in order, each with what the one before
-returned. Other sites are the outermost modules that hold no layers. A site that reads one list runs with the last layer
-called before, another one with the layer that needs it. The rest is refused by name.
+A list of layers is a ``ModuleList``, ``Sequential`` or ``ModuleDict`` whose elements (or theirs, without a forward) run
+once, in order, each with what the one before returned. Other sites are the outermost modules that hold no layers. A
+site that reads one list runs with the last layer called before, another one with the layer that needs it.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,8 +33,7 @@ from mosaic.parts.parted_model import kind_of
 from mosaic.parts.split import ModelSplit, Site, SplitModule, Value, copied
 from mosaic.parts.weights import StandIns, device_of, meta_buffer
 
-LayerList = nn.ModuleList | nn.Sequential
-Modules = Mapping[str, nn.Module]
+Modules = Mapping[str, nn.Module]  # by their names in the model
 Owner = tuple[str, int]  # name of a list, and index of a layer
 Label = tuple[str, Any]
 """A source of a tensor: ``value`` and a ``Value``; ``parameter``, ``buffer`` or ``input`` and a name; or ``inside`` and
@@ -56,7 +56,7 @@ def find_split(
     """
     check_model(model)
     lists = _find_lists(model, modules)
-    layers = {_layer_name(path, index): layer for path, each in lists.items() for index, layer in enumerate(each)}
+    layers = {name: layer for each in lists.values() for name, layer in each.items()}
     scopes = {path: each for path, each in model.named_modules() if any(_is_inside(layer, path) for layer in layers)}
     sites = {
         path: module
@@ -80,31 +80,30 @@ def find_split(
             output = flow.follow(lambda: model(**tensors), loss, sites, scopes)
         _check_state(model, before)
 
-    counts = _chains(lists, flow.calls, by_hand=modules is not None)
-    owners, order = _assign_owners(flow.calls, counts)
+    chains = _chains(lists, flow.calls, by_hand=modules is not None)
+    owners, order = _assign_owners(flow.calls, chains)
     for labels in output.values():  # leaves that the last chunk makes, though the loss may not read them
         if {owners[value.site] for value in sources(labels, "value")} == {owners[-1]}:
             flow.calls[-1].labels |= labels
-    names = {path: name for name, path in modules.items()} if modules is not None else _names(list(counts))
+    names = {path: name for name, path in modules.items()} if modules is not None else _names([*chains])
     first_names = {id(parameter): name for name, parameter in model.named_parameters()}
     inputs: defaultdict[str, set[str]] = defaultdict(set)
     for scope, read in flow.scoped_inputs.items():
         if len(inside := [path for path in order if _is_inside(path, scope)]) == 1:
             inputs[inside[0]] |= read
-    split_sites = []
     for call, (path, layer) in zip(flow.calls, owners, strict=True):
         inputs[path] |= sources(call.labels, "input")
         own = sites[call.site.path].parameters() if call.site.path else ()
-        site = replace(
+        call.site = replace(
             call.site,
             module=names[path],
             layer=layer,
-            is_layer=call.site.path == _layer_name(path, layer),
+            is_layer=call.site.path == [*chains[path]][layer],
             needs=frozenset(call.values),
             parameters=frozenset(sources(call.labels, "parameter") | {first_names[id(each)] for each in own}),
             may_select=call.site.may_select and not call.site.has_effects,
         )
-        split_sites.append(site)
+    split_sites = tuple(call.site for call in flow.calls)
     reached = frozenset[str]().union(*(site.parameters for site in split_sites))
     return ModelSplit(
         kind=kind_of(sample, read_inputs := tuple(sorted(flow.read_inputs))),
@@ -114,21 +113,17 @@ def find_split(
             SplitModule(
                 name=names[path],
                 path=path,
-                count=counts[path],
+                count=len(chains[path]),
                 inputs=tuple(name for name in sample if name in inputs[path]),
                 own_inputs=tuple(name for name in sample if [p for p in order if name in inputs[p]] == [path]),
             )
             for path in order
         ),
-        sites=tuple(split_sites),
+        sites=split_sites,
         output_leaves=tuple(name for name, labels in output.items() if labels <= flow.calls[-1].labels),
         written_inputs=tuple(sorted(flow.written_inputs)),
         idle_parameters={name: names[order[-1]] for name in first_names.values() if name not in reached},
     )
-
-
-def _layer_name(path: str, index: int) -> str:
-    return f"{path}.{index}" if path else str(index)
 
 
 def _is_inside(path: str, outer: str) -> bool:
@@ -158,33 +153,40 @@ def check_model(model: nn.Module) -> None:
         raise UnsplittableError(f"{name or 'the model'} {reason}")
 
 
-def _find_lists(model: nn.Module, chosen: Mapping[str, str] | None) -> dict[str, LayerList]:
+def _find_lists(model: nn.Module, chosen: Mapping[str, str] | None) -> dict[str, Modules]:
     """Returns the chosen lists; or the outermost of several modules of one class with parameters, otherwise of any."""
-    lists = {path: each for path, each in model.named_modules() if isinstance(each, LayerList) and len(each)}
+    kinds = nn.ModuleList | nn.Sequential | nn.ModuleDict
+    lists = {path: each for path, each in model.named_modules() if isinstance(each, kinds) and len(each)}
     if chosen is not None:
         if missing := [path for path in chosen.values() if path not in lists]:
             raise UnsplittableError(f"modules= has {missing[0]!r}, which is no list of layers; see named_modules()")
-        return {path: lists[path] for path in chosen.values()}
-    several = {path: each for path, each in lists.items() if len(each) > 1}
-    same = {path: each for path, each in several.items() if len({*map(type, each)}) == 1}
-    candidates = {p: each for p, each in same.items() if all([*layer.parameters()] for layer in each)} or several
-    return {p: each for p, each in candidates.items() if not any(_is_inside(p, o) for o in candidates if o != p)}
+        return {path: _layers_of(path, lists[path]) for path in chosen.values()}
+    # Keys of layers differ in numbers alone, other than those of towers.
+    several = {p: e for p, e in lists.items() if len({re.sub(r"\d+", "", key) for key in e._modules}) == 1 < len(e)}
+    same = {path: each for path, each in several.items() if len({*map(type, each.children())}) == 1}
+    candidates = {p: e for p, e in same.items() if all([*layer.parameters()] for layer in e.children())} or several
+    outermost = [p for p in candidates if not any(_is_inside(p, other) for other in candidates if other != p)]
+    return {path: _layers_of(path, candidates[path]) for path in outermost}
 
 
-def _chains(lists: Mapping[str, LayerList], calls: Sequence[_Call], *, by_hand: bool) -> dict[str, int]:
-    """Returns the number of layers of each list of layers, in the order of calls.
+def _layers_of(path: str, container: nn.Module) -> Modules:
+    layers: dict[str, nn.Module] = {}
+    for key, each in container.named_children():
+        name = f"{path}.{key}" if path else key
+        layers |= _layers_of(name, each) if type(each).forward is nn.Module.forward else {name: each}
+    return layers
 
-    A detected list that does not run once, in order, runs as a part of others, unless it has most of the weights.
-    """
+
+def _chains(lists: Mapping[str, Modules], calls: Sequence[_Call], *, by_hand: bool) -> dict[str, Modules]:
+    """Returns the lists that run once, in order; others are no lists, unless they have most of the weights."""
     first: dict[str, int] = {}
-    sizes = {path: sum(each.numel() for each in layers.parameters()) for path, layers in lists.items()}
+    sizes = {path: sum(p.numel() for e in each.values() for p in e.parameters()) for path, each in lists.items()}
     for path, layers in lists.items():
-        index_of = {_layer_name(path, index): index for index in range(len(layers))}
-        own = [(site, call) for site, call in enumerate(calls) if call.site.path in index_of]
+        own = [(site, call) for site, call in enumerate(calls) if call.site.path in layers]
         links = [any(v.site == before for v in call.values) for (before, _), (_, call) in itertools.pairwise(own)]
         if not by_hand and 2 * sum(links) < max(1, len(links)):
             continue
-        indices = [index_of[call.site.path] for _, call in own]
+        indices = [[*layers].index(call.site.path) for _, call in own]
         if indices == list(range(len(layers))):
             first[path] = own[0][0]
         elif by_hand or 2 * sizes[path] >= sum(sizes.values()):
@@ -196,10 +198,10 @@ def _chains(lists: Mapping[str, LayerList], calls: Sequence[_Call], *, by_hand: 
             )
     if not first:
         raise UnsplittableError(
-            "no list of layers was found: a ModuleList or Sequential, no ModuleDict, whose elements run in turn, "
+            "no list of layers was found: a ModuleList, Sequential or ModuleDict whose elements run once, in turn, "
             "each with what the one before returned; name it by modules={'text': 'model.layers'}"
         )
-    return {path: len(lists[path]) for path in sorted(first, key=lambda path: first[path])}
+    return {path: lists[path] for path in sorted(first, key=lambda path: first[path])}
 
 
 def _names(paths: list[str]) -> dict[str, str]:
@@ -210,13 +212,13 @@ def _names(paths: list[str]) -> dict[str, str]:
     return dict(zip(paths, short if len({*short}) == len(paths) else paths, strict=True))
 
 
-def _assign_owners(calls: Sequence[_Call], counts: Mapping[str, int]) -> tuple[list[Owner], list[str]]:
+def _assign_owners(calls: Sequence[_Call], chains: Mapping[str, Modules]) -> tuple[list[Owner], list[str]]:
     """Returns the owner of each call, and the lists in topological order, otherwise in the order of calls.
 
     A site that reads one list runs with the last layer called before; others wait for the call that needs them. The
     model ends, with those that still wait, in the list that was called last and feeds no other.
     """
-    layers = {_layer_name(path, index): (path, index) for path, count in counts.items() for index in range(count)}
+    layers = {name: (path, index) for path, each in chains.items() for index, name in enumerate(each)}
     owners: dict[int, Owner] = {}
     reads: dict[int, set[str]] = {}
     latest: dict[str, Owner] = {}
@@ -232,7 +234,7 @@ def _assign_owners(calls: Sequence[_Call], counts: Mapping[str, int]) -> tuple[l
             waiting += [value.site for value in calls[waiting.pop()].values if value.site not in owners]
     feeds = {(owners[value.site][0], owner[0]) for site, owner in owners.items() for value in calls[site].values}
     order: list[str] = []
-    while rest := [path for path in counts if path not in order]:
+    while rest := [path for path in chains if path not in order]:
         ready = [path for path in rest if not any((other, path) in feeds for other in rest if other != path)]
         if not ready:
             raise UnsplittableError(
@@ -243,7 +245,7 @@ def _assign_owners(calls: Sequence[_Call], counts: Mapping[str, int]) -> tuple[l
     last_calls = {path: site for site, (path, _) in sorted(owners.items())}
     last = max(set(order) - {source for source, target in feeds if source != target}, key=lambda path: last_calls[path])
     order.append(order.pop(order.index(last)))
-    return [owners.get(site, (last, counts[last] - 1)) for site in range(len(calls))], order
+    return [owners.get(site, (last, len(chains[last]) - 1)) for site in range(len(calls))], order
 
 
 def _check_runs_without_data(model: nn.Module, sites: Modules) -> None:
@@ -424,21 +426,21 @@ class _Dataflow(Tracer[Labels]):
             if self._rows:
                 raise UnsplittableError(
                     f"the number of rows follows from values or draws at {self._rows}, and {path} is called later, on "
-                    "ranks that have to know it before: choose rows by inputs, or give those not chosen no weight"
+                    "ranks that have to know it before: choose by inputs, weigh others by 0, or name lists by modules="
                 )
             site = Site(path=path, call=next(numbers), module="", layer=0, may_select=True)
             call = self._here = _Call(site=site, line=caller(), labels={*self._decided})
             self.calls.append(call)
             with _disable_current_modes():  # what the model sets for a call is gone when the call is made again
                 is_set = any(isinstance(key, str) and key != "forward" for _, key, _, _ in around.differences())
-            before = python_state()
+            before, bound = python_state(), ModuleCall(module, forward, args, kwargs)
+            noted = bound.writable()
             try:
-                if self._blank is None:
-                    result = forward(*args, **kwargs)
-                else:
-                    result = self._zeros(call, self._blank, ModuleCall(module, forward, args, kwargs))
-                if is_set or not before.is_same(python_state()):
-                    call.site = replace(call.site, has_effects=True)
+                result = forward(*args, **kwargs) if self._blank is None else self._zeros(call, self._blank, bound)
+                with _disable_current_modes():
+                    place = bound.refilled(noted, result, caller=f"{path}, called at {call.line}")
+                if is_set or place is not None or not before.is_same(python_state()):
+                    call.site = replace(call.site, refills=place, has_effects=True)
                 self._note_result(call, result, hidden_of(args, kwargs))
             finally:
                 self._here = None
@@ -479,5 +481,6 @@ class _Dataflow(Tracer[Labels]):
 def _kept_inside(path: str, reader: str) -> UnsplittableError:
     return UnsplittableError(
         f"a tensor made inside of {path} is used outside of it at {reader}, other than as its result; other ranks lack "
-        "it: return it, or switch off what keeps it, such as output_router_logits"
+        "it: return it, in a tuple, a dict or a dataclass of torch.utils._pytree.register_dataclass, or switch off "
+        "what keeps it, such as output_router_logits"
     )

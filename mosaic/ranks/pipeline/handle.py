@@ -27,7 +27,7 @@ from mosaic.ranks.pipeline.lanes import describe_lanes
 from mosaic.ranks.pipeline.random_numbers import Modes
 from mosaic.ranks.pipeline.schedules import StepSchedules
 from mosaic.ranks.pipeline.setup import PipelineSetup
-from mosaic.ranks.pipeline.step import Digests, PipelineRunner, check_alike, digests_of
+from mosaic.ranks.pipeline.step import Digests, PipelineRunner, check_alike, digests_of, listed
 from mosaic.ranks.pipeline.tensor import check_draws
 from mosaic.ranks.pipeline.transport import TensorSpec
 from mosaic.ranks.pipeline.trial import COLOCATED, PipelineTrial, gather_spans
@@ -263,8 +263,7 @@ class Pipeline(Checkpointer):
 
         Ranks agree on each new kind of step before it runs, and on the values of every step with its losses.
         """
-        if not microbatches:
-            raise ValueError("no microbatches; a step has at least one")
+        microbatches = listed(microbatches)
         if self._lacks_weights:
             raise ValueError("the model was on the meta device; give it weights by pipe.load_weights or pipe.load")
         modes = self._modes.now()

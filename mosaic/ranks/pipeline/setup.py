@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from mosaic.artifact import fingerprint, load
 from mosaic.backends.base import Backend
+from mosaic.backends.table import open_backend
 from mosaic.context.plan import ContextSettings
 from mosaic.engine.options import RankSettings
 from mosaic.errors import (
@@ -65,6 +67,12 @@ class PipelineOptions:
     options: PlannerOptions = DEFAULT_PLANNING
     memory_bytes: int = 0
     backend: Backend | None = None
+
+    def __post_init__(self) -> None:
+        kinds = {"options": PlannerOptions, "context": ContextSettings | None, "modules": Mapping | None}
+        for name, kind in kinds.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise TypeError(f"{name}={value!r} is a {type(value).__name__}; see mosaic.pipeline for what it takes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +195,7 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
     ``step`` stands for the steps to come. Errors are those of ``mosaic.pipeline``.
     """
     check_same_weights(model, world)
-    loss = asked.loss or _own_loss
+    loss = partial(_number, asked.loss or _own_loss)
     split = find_split(model, step[0], modules=asked.modules, loss=lambda output: loss(output, step[0]))
     world_split = [f"{module.name} = {module.path or 'the model'} of {module.count} layers" for module in split.modules]
     _check_same(
@@ -204,7 +212,7 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
             "call for the next one, and chunks call it more often, in another order: let the loop keep it, and pass it "
             "as an argument"
         )
-    backend = asked.backend or backend_of(world)
+    backend = backend_of(world) if asked.backend is None else open_backend(asked.backend)
     slots = min(world.all_gather(1 if backend is None else backend.device.num_slots))
     request = _request(counted, step, world.size, slots)
     partition = None if asked.plan is None else partition_of(asked.plan, request)
@@ -267,10 +275,18 @@ def _request(counted: CountedModel, step: Microbatches, num_ranks: int, slots: i
     return Request(model=counted.model, num_ranks=num_ranks, microbatches=microbatches, slots_per_rank=slots)
 
 
-def _own_loss(output: Any, microbatch: Mapping[str, Any]) -> Tensor:
-    loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
-    if loss is None or loss.numel() != 1:
-        raise ValueError(f"the model returned {type(output).__name__} without a loss; give pipeline(..., loss=...)")
+def _own_loss(output: Any, microbatch: Mapping[str, Any]) -> Any:
+    return output if isinstance(output, Tensor) else getattr(output, "loss", None)
+
+
+def _number(make_loss: Loss, output: Any, microbatch: Mapping[str, Any]) -> Tensor:
+    loss = make_loss(output, microbatch)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        kind = f"tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise UnsplittableError(
+            f"the loss of the model's {type(output).__name__} is a {kind}; give pipeline(..., loss=...) a function of "
+            "output and microbatch that returns a tensor of one number"
+        )
     return loss
 
 

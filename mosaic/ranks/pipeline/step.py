@@ -168,6 +168,13 @@ class PipelineRunner:
         return StepResult(torch.tensor(total), spans)
 
 
+def listed(step: Any) -> list[Mapping[str, Any]]:
+    microbatches = [] if step is None or isinstance(step, Mapping) else [*step]
+    if not microbatches or not all(isinstance(each, Mapping) for each in microbatches):
+        raise ValueError(f"a step is a list of microbatches, dicts of the model's arguments, and not {str(step)[:60]}")
+    return microbatches
+
+
 Digests = Mapping[str, str]
 """Hashes of the shapes, the values and the masks of a step's microbatches."""
 

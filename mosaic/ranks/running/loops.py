@@ -99,6 +99,10 @@ class _Patches:
         ids = {id(parameter) for parameter in parameters}
         return next((handle for handle in self._handles if ids & handle._counted_here.keys()), None)
 
+    def _only_handle(self) -> Any | None:
+        """Returns the handle of the only model on several ranks, whose gradients may all be on others."""
+        return next(iter(self._handles)) if len(self._handles) == 1 else None
+
     def _clip(
         self,
         plain: Callable[..., Any],
@@ -109,10 +113,10 @@ class _Patches:
         foreach: bool | None = None,
     ) -> Any:
         own = _listed(parameters)
-        handle = self._handle_of(own)
+        handle = self._handle_of(own) if own else self._only_handle()
         if handle is None:
             return plain(own, max_norm, norm_type, error_if_nonfinite, foreach)
-        norm = _norm_over_ranks(handle, own, float(norm_type))
+        norm = _norm_over_ranks(handle, own, float(norm_type), is_alone=isinstance(parameters, torch.Tensor))
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(
                 f"The total norm of order {norm_type} for gradients of all ranks is non-finite, so it cannot be clipped"
@@ -220,12 +224,26 @@ def _all_reduce(handle: Any, tensor: torch.Tensor, op: Any) -> None:
         dist.all_reduce(tensor, op=op, group=handle.world.carrier_of(tensor))
 
 
-def _norm_over_ranks(handle: Any, parameters: Sequence[torch.Tensor], order: float) -> torch.Tensor:
-    """Returns the norm of all ranks' gradients, each counted once; of other parameters, this rank's."""
+def _norm_over_ranks(
+    handle: Any, parameters: Sequence[torch.Tensor], order: float, *, is_alone: bool = False
+) -> torch.Tensor:
+    """Returns the norm of all ranks' gradients, each counted once; of other parameters, this rank's.
+
+    Raises ModuleContractError, on all ranks, where they have one parameter each (``is_alone``), and not the same.
+    """
     counted, device = handle._counted_here, handle.world.device
     own = _powers((p for p in parameters if counted.get(id(p), False)), order, device)
     others = _powers((p for p in parameters if id(p) not in counted), order, device)
     is_largest = order == math.inf
+    if is_alone:
+        place = [*counted].index(id(parameters[0]))
+        places = torch.tensor([place, -place], device=device)
+        _all_reduce(handle, places, dist.ReduceOp.MAX)
+        if places.sum():
+            raise ModuleContractError(
+                "clip_grad_norm_ was called for one parameter here and for another one on other ranks; call it on all "
+                "ranks for the same parameters, also for those that have no gradient there"
+            )
     _all_reduce(handle, own, dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM)
     total = torch.maximum(own, others) if is_largest else (own + others) ** (1 / order)
     return total if any(p.dtype == torch.float64 for p in parameters) else total.float()

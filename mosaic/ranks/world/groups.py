@@ -39,6 +39,8 @@ def own_gpu() -> int:
 
 def device_of(model: nn.Module) -> torch.device:
     """Returns the device of the first of a model's tensors that is on a GPU; the CPU where none is."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{model!r} is not a model; pass an nn.Module")
     devices = (tensor.device for tensor in (*model.parameters(), *model.buffers()))
     return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
 

@@ -47,7 +47,7 @@ def test_what_cannot_be_run_is_refused_on_all_ranks_and_costs_nothing_else(outco
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("faulty:no_loss", "ValueError: the model returned CausalLMOutputWithPast without a loss; give pipeline("),
+        ("faulty:no_loss", "the loss of the model's CausalLMOutputWithPast is a NoneType; give pipeline("),
         ("replicated:an_error_in_one_replica", "ValueError: no such caption"),
         ("replicated:with_other_weights", "the ranks' models have other weights"),
         ("shared_layers:an_error_of_one", "ValueError: no such caption"),

@@ -50,5 +50,7 @@ def test_the_host_is_one_device_with_one_kind_of_slot():
 def test_what_the_table_does_not_have_is_an_error_that_names_what_it_has():
     with pytest.raises(ValueError, match="unknown backend 'tpu'; choose one of: cuda, host"):
         open_backend("tpu")
+    with pytest.raises(TypeError, match="backend=3 is a int; use a backend, or a name such as 'host'"):
+        open_backend(3)  # type: ignore[arg-type]
     with pytest.raises(BackendUnavailableError, match="found: device meta; needed: cuda, cpu"):
         default_backend(torch.device("meta"))

@@ -62,3 +62,9 @@ def test_options_refuse_a_wrong_value_when_they_are_made(wrong: dict[str, Any], 
 def test_options_are_an_object_of_their_own():
     with pytest.raises(TypeError, match="is a dict; pass mosaic"):
         mosaic.colocate(nn.Linear(2, 2), torch.ones(2, 2), options={"method": "auto"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("begin", [mosaic.colocate, mosaic.pipeline])
+def test_what_is_no_model_is_refused(begin: Any):
+    with pytest.raises(TypeError, match=r"None is not a model; pass an nn\.Module"):
+        begin(None, torch.ones(2, 2), backend="host")

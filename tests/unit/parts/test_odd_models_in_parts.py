@@ -134,6 +134,30 @@ def aliased(self: Any, x: torch.Tensor) -> torch.Tensor:
     return sum(one * number for number, one in enumerate(seen))
 
 
+@module(linear=linear)
+def filling_layer(self: Any, held: dict[str, Any]) -> dict[str, Any]:
+    held["depth"] += 1
+    held["x"] = held["x"] + self.linear(held["x"]) / held["depth"]
+    return held
+
+
+@module(layers=lambda: layers(3, filling_layer))
+def filled(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Has layers that write into a dict, and reads it in place of what they return."""
+    held = {"x": x, "depth": 0}
+    for layer in self.layers:
+        layer(held)
+    return held["x"] / held["depth"]
+
+
+@module(layers=lambda: nn.ModuleDict({f"layer_{at}": nn.ModuleList([linear()]) for at in range(3)}))
+def nested(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Has lists in a dict, which it does not call."""
+    for (layer,) in self.layers.values():
+        x = x + layer(x).tanh()
+    return x
+
+
 @module(norm=lambda: nn.LayerNorm(4), linear=linear)
 def normed_layer(self: Any, x: torch.Tensor) -> torch.Tensor:
     return x + self.linear(self.norm(x))
@@ -296,6 +320,8 @@ def case_of(make: Make) -> PartedCase:
         strided,
         in_place,
         aliased,
+        filled,
+        nested,
         reused,
         places,
         heads,

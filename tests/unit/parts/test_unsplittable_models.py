@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +47,25 @@ class Kept(Layers):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) + self.layers[0].kept
+
+
+class Passing(Layers):
+    """Passes one object to all layers, which write into it."""
+
+    class Layer(nn.Linear):
+        def forward(self, x: torch.Tensor, shared: Any, write: Callable[[Any, torch.Tensor], Any]) -> torch.Tensor:
+            write(shared, x)
+            return super().forward(x)
+
+    def __init__(self, make: Callable[[], Any], write: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__(count=2)
+        self.layers, self.make, self.write = nn.ModuleList(Passing.Layer(4, 4) for _ in range(2)), make, write
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shared = self.make()
+        for layer in self.layers:
+            x = layer(x, shared, self.write)
+        return x
 
 
 class Counted(Layers):
@@ -157,6 +177,18 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "skipped": (lambda: Layers(0, 2), "'layers' run in the order 0, 2 .*take out what does not run"),
     "at random": (lambda: Layers(0, 1, 2, skip=0.5), r"skips layers at random \(layerdrop=0.5\).*set layerdrop to 0"),
     "kept": (Kept, "made inside of layers.0 is used outside of it at .*test_unspl.*return it"),
+    "list argument": (
+        lambda: Passing(lambda: [1, 2], lambda shared, x: shared.pop()),
+        r"layers\.0, called at .*test_unspl.*writes into a list among its arguments, .*return what the layer keeps",
+    ),
+    "counter in an argument": (
+        lambda: Passing(lambda: SimpleNamespace(depth=0), lambda shared, x: setattr(shared, "depth", shared.depth + 1)),
+        "writes into a SimpleNamespace among its arguments",
+    ),
+    "cache": (
+        lambda: Passing(SimpleNamespace, lambda shared, x: vars(shared).setdefault(str(len(vars(shared))), x)),
+        "writes into a SimpleNamespace among its arguments, .*use_cache=False",
+    ),
     "number of a layer": (Counted, "layers.1, called at .*test_unspl.*returns a number .*return a tensor"),
     "draws by values": (
         lambda: nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.RReLU()) for _ in range(2))),

@@ -32,6 +32,7 @@ def away() -> nn.Linear:
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 def test_recurrent_cells_are_given_up_and_taken_back(kind: type[nn.RNNBase]):
     cell, given = kind(3, 2), torch.ones(1, 4, 3)
+    noted = dict(vars(cell))  # as what ranks compare of a module's attributes
     parameters, values = list(cell.parameters()), copy.deepcopy(cell.state_dict())
     with torch.no_grad():
         expected = cell(given)[0]
@@ -39,6 +40,7 @@ def test_recurrent_cells_are_given_up_and_taken_back(kind: type[nn.RNNBase]):
     take_back(cell, lambda name, _: values[name])
     assert torch.equal(cell(given)[0], expected)
     assert all(one is other for one, other in zip(cell.parameters(), parameters, strict=True))
+    assert [one() for one in noted["_flat_weight_refs"]] == parameters
     names = list(values)
     away = kind(3, 2, device="meta")
     stand_for_others(away, SimpleNamespace(all_gather=lambda mine: [mine, names]))

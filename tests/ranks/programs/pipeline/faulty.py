@@ -58,7 +58,8 @@ def refused_steps(rank: int, size: int, place: Path) -> None:
     of_known_shapes = [{**each, "input_ids": each["input_ids"] + rank} for each in words(1)]
     for wrong, kind, said in (
         (of_known_shapes, InvalidScheduleError, "microbatches of rank 1 have other values"),
-        ([], ValueError, "a step has at least one"),
+        ([], ValueError, "a step is a list of microbatches"),
+        (one, ValueError, "a step is a list of microbatches, dicts of the model's arguments"),
         ([{"inputs_embeds": torch.randn(1, 5, 16).double().requires_grad_()}], ValueError, "compute it in the model"),
         ([{**one, "use_cache": rank == 0}], InvalidScheduleError, "microbatches of rank 1 have other values"),
         ([BatchEncoding({**one, "input_ids": ids + rank})], InvalidScheduleError, "rank 1 have other values"),
@@ -113,6 +114,14 @@ def refused_starts(rank: int, size: int, place: Path) -> None:
     with pytest.raises(UnsplittableError, match=r"model.vision_tower\S* is called with this microbatch, and was not"):
         pipe.step([microbatch(2, 6)])
     pipe.remove()
+    one = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for loss, kind in ((lambda output, _: output, r"tensor of shape \(2, 4\)"), (lambda *_: {}, "dict")):
+        with pytest.raises(UnsplittableError, match=f"the loss of the model's Tensor is a {kind}; give pipeline"):
+            mosaic.pipeline(one, {"input": torch.ones(2, 4)}, loss=loss, trial=False)
+    with pytest.raises(ValueError, match="a step is a list of microbatches, dicts of the model's arguments"):
+        mosaic.pipeline(one, torch.ones(2, 4))
+    with pytest.raises(TypeError, match=r"context=2 is a int; see mosaic\.pipeline"):
+        mosaic.pipeline(one, {"input": torch.ones(2, 4)}, context=2)
     with pytest.raises(UnsplittableError, match="gives other results when it is called again"):
         mosaic.pipeline(Remembering(nn.Linear(4, 4), nn.Linear(4, 4)), {"x": torch.randn(2, 4)}, trial=False)
     pipe = mosaic.pipeline(Growing(nn.Linear(4, 4), nn.Linear(4, 4)), {"x": torch.randn(2, 4)}, trial=False, data=1)
