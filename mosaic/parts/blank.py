@@ -95,18 +95,17 @@ class ModuleCall:
         """Returns the number of the argument that it wrote into and returned; refuses other writes."""
         place = None
         for node, objects in noted:
-            for container, _, old, new in objects.differences():
-                is_own = container is node or not isinstance(node, dict | list)
-                if not is_own or (container is not node and old is None and not tensors_in(new)):
-                    continue  # an object may note a number, as a cached property does
-                own = [at for at, each in enumerate((*self.args, *self.kwargs.values())) if each is node is result]
-                if not own:
-                    raise UnsplittableError(
-                        f"{caller}, writes into a {type(node).__name__} among its arguments, which layers of other "
-                        "ranks would not see: call the model without it, as with use_cache=False, or return what the "
-                        "layer keeps"
-                    )
-                place = own[0]
+            is_container = isinstance(node, dict | list)  # an object may note a number, as a cached property does
+            writes = ((each is node, old is not None or tensors_in(new)) for each, _, old, new in objects.differences())
+            if not any(is_own if is_container else is_kept for is_own, is_kept in writes):
+                continue
+            own = [at for at, each in enumerate((*self.args, *self.kwargs.values())) if each is node is result]
+            if not own:
+                raise UnsplittableError(
+                    f"{caller}, writes into a {type(node).__name__} among its arguments, which other ranks would not see: "
+                    "call the model without it, as with use_cache=False, or return what the layer keeps"
+                )
+            place = own[0]
         return place
 
 
