@@ -102,7 +102,7 @@ class ModuleCall:
             own = [at for at, each in enumerate((*self.args, *self.kwargs.values())) if each is node is result]
             if not own:
                 raise UnsplittableError(
-                    f"{caller}, writes into a {type(node).__name__} among its arguments, which other ranks would not see: "
+                    f"{caller}, writes into a {type(node).__name__} among its arguments, which other ranks do not see: "
                     "call the model without it, as with use_cache=False, or return what the layer keeps"
                 )
             place = own[0]
