@@ -76,8 +76,6 @@ def colocate(
         "options": options,
     }
     backend = None if backend is None else open_backend(backend)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{model!r} is not a model; pass an nn.Module")
     if not isinstance(options, Options):
         raise TypeError(f"options={options!r} is a {type(options).__name__}; pass mosaic.Options(...)")
     if World.is_there():

@@ -323,6 +323,8 @@ def backend_for(model: nn.Module) -> Backend:
 
 def refuse(model: nn.Module, backend: Backend) -> None:
     """Raises an error if a model cannot be colocated on a backend at all."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{model!r} is not a model; pass an nn.Module")
     for name, kind in wrapped_parts(model):
         raise UnsupportedModelError(
             f"{name or 'the model'} is a {kind}: its hooks fire on the lanes' threads and would give wrong gradients "
