@@ -68,7 +68,7 @@ def champion(folder: str | Path) -> Version:
     """Returns the version in force; the link is resolved once, so all its files belong together.
 
     Raises:
-        MosaicError: No version is in force yet, or its weights are damaged.
+        MosaicError: No version is in force yet, or its weights are damaged or gone.
     """
     name = linked(Folder(Path(folder)), "champion")
     if name is None:
@@ -129,13 +129,14 @@ def find(folder: Folder, version: str) -> Version:
     """Returns a version by its name, with or without leading zeros.
 
     Raises:
-        MosaicError: It does not exist, or its weights are damaged.
+        MosaicError: It does not exist, or its weights are damaged or gone.
     """
     existing = all_versions(folder)
     for candidate in existing:
         if candidate.name.lstrip("0") == version.lstrip("0"):
-            if sha256_of(candidate.weights) != candidate.card.sha256:
-                raise InvalidFileError(f"{candidate.weights} has other bytes than when {candidate.name} was made")
+            weights = candidate.weights
+            if not weights.is_file() or sha256_of(weights) != candidate.card.sha256:
+                raise InvalidFileError(f"{weights} is gone, or has other bytes than when {candidate.name} was made")
             return candidate
     names = ", ".join(candidate.name for candidate in existing[-8:]) or "none yet"
     raise MosaicError(f"there is no version {version!r} in {folder.versions}; there are {names}")

@@ -109,10 +109,13 @@ def test_the_status_names_a_champion_that_is_gone(folder: Folder, spoil: Callabl
     assert "restore versions/0003" in status
 
 
-def test_a_damaged_version_is_neither_served_nor_promoted_and_another_one_is(folder: Folder):
-    versions.find(folder, "3").weights.write_text("0O03")
+@pytest.mark.parametrize("spoil", [lambda path: path.write_text("0O03"), lambda path: path.unlink()])
+def test_a_damaged_version_is_neither_served_nor_promoted_and_another_one_is(
+    folder: Folder, spoil: Callable[[Path], object]
+):
+    spoil(versions.find(folder, "3").weights)
     for use in (lambda: versions.champion(folder.path), lambda: steering.promote(folder.path, "0003")):
-        with pytest.raises(InvalidFileError, match=r"0003/model.safetensors has other bytes"):
+        with pytest.raises(InvalidFileError, match=r"0003/model.safetensors is gone, or has other bytes"):
             use()
     steering.rollback(folder.path)
     assert versions.champion(folder.path).name == "0002"
