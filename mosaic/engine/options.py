@@ -24,13 +24,13 @@ class RankSettings:
 
     timeout_s: float = 60.0
     """Time that a rank waits for the others in a step and at the start, in seconds."""
-    beat_s: float = 1.0
+    heartbeat_s: float = 1.0
     """Time between two reports of a rank's position, in seconds."""
     grace_s: float = 10.0
     """Time after which a rank with an error is ended, in seconds."""
 
     def __post_init__(self) -> None:
-        for name in ("timeout_s", "beat_s", "grace_s"):
+        for name in ("timeout_s", "heartbeat_s", "grace_s"):
             if not (value := getattr(self, name)) > 0:
                 raise ValueError(f"{name}={value}: a time has to be above 0 s")
 

@@ -21,7 +21,7 @@ SHORT_S = 2.0
 """For programs that are to run out of time; the others have enough of it on any machine."""
 TIMEOUT_S = 30.0
 ROWS = 3
-WATCH = {"beat_s": 0.2, "grace_s": 1.5}
+WATCH = {"heartbeat_s": 0.2, "grace_s": 1.5}
 """How ranks watch each other: with less patience than by default."""
 STEPS = 4
 

@@ -112,7 +112,7 @@ class Heartbeats:
         return text
 
     def _beat(self) -> None:
-        while not self._stopped.wait(self.settings.beat_s):
+        while not self._stopped.wait(self.settings.heartbeat_s):
             self._write()
             for token in [*self.tokens]:
                 token.look()
@@ -143,12 +143,14 @@ class Heartbeats:
         """Returns RankFailedError for an error of communication that ended a wait, and other errors themselves."""
         if isinstance(error, RankFailedError) or not is_communication_error(error):
             return error
-        deadline = time.monotonic() + 2.5 * self.settings.beat_s  # another rank may know why a connection was closed
+        deadline = (
+            time.monotonic() + 2.5 * self.settings.heartbeat_s
+        )  # another rank may know why a connection was closed
         while not (fault := self.text("fault")):
             if time.monotonic() > deadline:
                 fault = self._declare(*self._guess(timed_out="time" in str(error).lower()))
                 break
-            time.sleep(self.settings.beat_s / 10)
+            time.sleep(self.settings.heartbeat_s / 10)
         ranks, text = json.loads(fault)
         return RankFailedError(text, ranks=tuple(ranks))
 
@@ -170,7 +172,7 @@ class Heartbeats:
                     f"has left the loop after {beat.calls} calls of the model, and others go on; give all ranks the "
                     "same number of batches, and have all of them call what needs all ranks"
                 )
-        silent_since_s = time.time() - 2 * self.settings.beat_s
+        silent_since_s = time.time() - 2 * self.settings.heartbeat_s
         if silent := [member for member, beat in others if beat.time_s < silent_since_s]:
             return silent, f"is not heard of {reason}: it was killed, crashed, is stopped or cut off"
         if busy := [member for member, beat in others if not beat.place.is_waiting]:
@@ -197,7 +199,7 @@ class Heartbeats:
             sys.stderr.write(f"mosaic: {text}\n")
         abort_within(self.groups, self.settings.grace_s)
         if self.rank == 0:  # which may hold the store that the others read the fault from
-            time.sleep(3 * self.settings.beat_s)
+            time.sleep(3 * self.settings.heartbeat_s)
         faulthandler.dump_traceback_later(self.settings.grace_s, exit=True)  # teardown may wait for connections
 
 

@@ -57,7 +57,7 @@ from mosaic.ranks.world.progress import RankProgress
 
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
 for number in range(16):  # some thread is always inside of the store
-    settings, progress = RankSettings(beat_s=1e-6, grace_s=20.0), RankProgress()
+    settings, progress = RankSettings(heartbeat_s=1e-6, grace_s=20.0), RankProgress()
     heartbeats = Heartbeats([Member(0, "host", 7)], store, 0, progress, settings)
     CancelToken(heartbeats, str(number), []).__enter__()
 """

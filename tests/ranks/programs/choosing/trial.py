@@ -101,7 +101,7 @@ def tried(model: nn.Module, *turns: float) -> RankHandle:
         options=Options(
             profile=measured(),
             trial=RANK_TRIAL,
-            ranks=RankSettings(beat_s=0.2, grace_s=1.5, timeout_s=30.0),
+            ranks=RankSettings(heartbeat_s=0.2, grace_s=1.5, timeout_s=30.0),
         ),
     )
 

@@ -38,7 +38,7 @@ def program(folder: Path, kill_rank: int, kill_step: int) -> None:
         sample=batch(0, ROWS),
         plan=plan_for(model),
         backend=HostBackend(1),
-        options=mosaic.Options(ranks=mosaic.RankSettings(timeout_s=120.0, beat_s=0.2)),
+        options=mosaic.Options(ranks=mosaic.RankSettings(timeout_s=120.0, heartbeat_s=0.2)),
     )
     rank = torch.distributed.get_rank()
     is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
