@@ -143,6 +143,7 @@ class Heartbeats:
         """Returns RankFailedError for an error of communication that ended a wait, and other errors themselves."""
         if isinstance(error, RankFailedError) or not is_communication_error(error):
             return error
+        # Another rank may know why a connection was closed.
         deadline = (
             time.monotonic() + 2.5 * self.settings.heartbeat_s
         )  # another rank may know why a connection was closed
