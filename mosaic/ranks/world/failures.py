@@ -144,9 +144,7 @@ class Heartbeats:
         if isinstance(error, RankFailedError) or not is_communication_error(error):
             return error
         # Another rank may know why a connection was closed.
-        deadline = (
-            time.monotonic() + 2.5 * self.settings.heartbeat_s
-        )  # another rank may know why a connection was closed
+        deadline = time.monotonic() + 2.5 * self.settings.heartbeat_s
         while not (fault := self.text("fault")):
             if time.monotonic() > deadline:
                 fault = self._declare(*self._guess(timed_out="time" in str(error).lower()))
