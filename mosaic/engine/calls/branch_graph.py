@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
 
-from mosaic.find.structure import tensors_in
+from mosaic.find.structure import flatten
 
 Target: TypeAlias = tuple[Node, int]
 
@@ -95,8 +95,9 @@ def survey(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] = ())
         if target in stops:
             continue
         node = target[0]
-        saved = [t for t in tensors_in(getattr(node, "__dict__", None)) if t.dtype is random_state.dtype]
-        recomputes |= "Checkpoint" in node.name() or any(t.shape == random_state.shape for t in saved)
+        kept = [leaf for leaf in flatten(getattr(node, "__dict__", None))[0] if isinstance(leaf, torch.Tensor)]
+        states = [tensor for tensor in kept if tensor.dtype is random_state.dtype]
+        recomputes |= "Checkpoint" in node.name() or any(state.shape == random_state.shape for state in states)
         variable = getattr(node, "variable", None)
         if isinstance(variable, torch.Tensor):
             leaves[id(variable)] = variable
