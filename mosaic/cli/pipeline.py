@@ -10,7 +10,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from mosaic.artifact import save, write_text
+from mosaic.artifact import read, save, write_text
 from mosaic.cli.context import mask_function
 from mosaic.cli.options import Json, console_beside, write_json
 from mosaic.context import CONTEXT_METHODS
@@ -25,13 +25,13 @@ from mosaic.pipelining.planner import PlannerOptions, contend, plan_step
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.rank_layer import ContextSharing
 from mosaic.pipelining.task_graph import RankSpace, gradient_sums_ms
-from mosaic.pipelining.torch_csv import to_torch_csv
+from mosaic.pipelining.torch_csv import baseline_of_csv, to_torch_csv
 from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines, pipeline_table
 
 _PARTITIONS = ("auto", *PARTITION_METHODS)
 _BASELINES = arg(
     metavar="NAME",
-    help=f"Baselines to show beside it: {', '.join(BASELINES)}; none with --baselines alone.",
+    help=f"Baselines to show beside it: {', '.join(BASELINES)}, or torch's .csv; none with --baselines alone.",
 )
 
 
@@ -82,8 +82,10 @@ class PipelineCommand:
                 raise ValueError(unknown(kind, name, table))
         limits = OrderLimits(effort=self.seconds, seconds=10 * self.seconds, threads=self.threads, seed=self.seed)
         options = PlannerOptions(partition=self.partition, method=self.method, limits=limits)
+        tables = [name for name in self.baselines if name.endswith(".csv")]
+        files = {name: baseline_of_csv(name, read(Path(name)).decode()) for name in tables}
         request, microbatches, machine, space = self._job()
-        contenders = contend(request, microbatches, space=space, names=self.baselines)
+        contenders = contend(request, microbatches, space=space, names=self.baselines, table={**BASELINES, **files})
         planned = plan_step(request, microbatches, space=space, options=options, contenders=contenders)
         if self.output.suffix == ".csv":
             write_text(to_torch_csv(planned.schedule()), self.output)

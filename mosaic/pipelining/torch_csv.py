@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import defaultdict
+from functools import partial
 
 from mosaic.errors import InvalidScheduleError
+from mosaic.pipelining.baselines import Baseline, chain_of, cut_by
+from mosaic.pipelining.cuts import partition_by
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
 from mosaic.pipelining.tasks import ActionKind
 
@@ -70,3 +74,40 @@ def _chain(schedule: PipelineSchedule) -> dict[int, int]:
 
 def _unsuitable(fact: str, remedy: str) -> InvalidScheduleError:
     return InvalidScheduleError(f"{fact}, which torch's CSV cannot say; {remedy}, or write the schedule as .json")
+
+
+def baseline_of_csv(name: str, text: str) -> Baseline:
+    """Returns a baseline, ``name``, that orders tasks as torch's CSV ``text`` does; layers are balanced by parameters.
+
+    Raises:
+        InvalidScheduleError: A cell is no computation of torch's, stages lie neither in cycles nor in a V over the
+            rows, or only some backwards are apart for weights.
+    """
+    table = enumerate(csv.reader(io.StringIO(text)))
+    tasks = [[_task(cell, f"{name}, row {number}") for cell in map(str.strip, row) if cell] for number, row in table]
+    rows, letters = [row for row in tasks if row], set(re.findall("[BIW]", text))
+    if letters > {"B"}:
+        raise InvalidScheduleError(f"{name} has whole backwards and backwards apart; use 0B1, or 0I1 and 0W1")
+    row_of = {task.chunk: row for row, each in enumerate(rows) for task in each}
+    stages, down = [row_of.get(stage) for stage in range(max(row_of, default=-1) + 1)], list(range(len(rows)))
+    if rows and stages == down * (len(stages) // len(rows)):
+        cut = cut_by("mixed-parameters", chunks_per_rank=len(stages) // len(rows))
+    elif rows and stages == down + down[::-1]:
+        cut = partial(partition_by, "mixed-v")
+    else:
+        raise InvalidScheduleError(f"{name}: stages of rows are {stages}; put stage s on row s mod ranks, or in a V")
+
+    def order(ranks: int, microbatches: int, chunks_per_rank: int) -> list[list[TaskName]]:
+        if ranks != len(rows):
+            raise ValueError(f"{name} is for {len(rows)} ranks, and there are {ranks}")
+        return rows
+
+    description = f"the order of {name}, layers balanced by parameters"
+    return Baseline(name=name, description=description, cut=cut, order=chain_of(order), weights_apart="W" in letters)
+
+
+def _task(cell: str, where: str) -> TaskName:
+    match = re.fullmatch(r"(\d+)([FBIW])(\d+)", cell)
+    if match is None:
+        raise InvalidScheduleError(f"{where}: {cell!r} is no computation; write 0F1, 0B1, 0I1 or 0W1")
+    return TaskName(int(match[1]), B if match[2] == "I" else ActionKind(match[2]), int(match[3]))

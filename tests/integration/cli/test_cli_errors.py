@@ -53,9 +53,9 @@ WRONG = [
     (2, "plan --pipeline 100 --model zoo:qwen3-vl-tiny", "layers for 100 ranks"),
     (2, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --share luck", "unknown load balancer 'luck'; choose one of: lpt"),
     (
-        2,
+        1,
         "plan --pipeline 4 --model zoo:qwen3-vl-tiny --baselines no.csv",
-        "unknown baseline 'no.csv'",
+        "cannot read no.csv: No such file",
     ),
     (3, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --seconds 0.2 --memory-gb 0.00001", "what would help"),
     # run and bench

@@ -1,4 +1,4 @@
-"""Torch's CSV: what is written there, torch lowers without a deadlock."""
+"""Torch's CSV: what is written there, torch lowers without a deadlock, and what is read back takes the same time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.distributed.pipelining import schedules as torchs
 
 from mosaic.errors import InvalidScheduleError
 from mosaic.pipelining.partition import Request
-from mosaic.pipelining.planner import PlannerOptions, plan_baseline, plan_step
-from mosaic.pipelining.torch_csv import to_torch_csv
+from mosaic.pipelining.planner import PlannedStep, PlannerOptions, plan_baseline, plan_step
+from mosaic.pipelining.torch_csv import baseline_of_csv, to_torch_csv
 
 RANKS = 3
 STEP = images(*[1] * 6)
@@ -22,9 +22,17 @@ def request(chunks_per_rank: int = 2) -> Request:
     return Request(model=chain(12), num_ranks=RANKS, microbatches=STEP, chunks_per_rank=chunks_per_rank)
 
 
+def planned(name: str) -> PlannedStep:
+    return plan_baseline(name, request(), STEP)
+
+
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "megatron", "zb-v"])
-def test_torch_adds_messages_to_the_csv_of_a_baseline(name: str):
-    text = to_torch_csv(plan_baseline(name, request(), STEP).schedule())
+def test_a_baseline_comes_back_from_its_csv_and_torch_adds_messages(name: str):
+    text = to_torch_csv(planned(name).schedule())
+    read = baseline_of_csv("file.csv", text)
+    again = plan_baseline("file.csv", request(), STEP, table={"file.csv": read})
+    assert again.makespan_ns == planned(name).makespan_ns
+    assert to_torch_csv(again.schedule()) == text
     actions = {
         rank: [torchs._Action.from_str(cell) for cell in row] for rank, row in enumerate(csv.reader(io.StringIO(text)))
     }
@@ -46,3 +54,17 @@ def test_chunks_that_are_no_chain_are_refused():
     schedule = plan_step(two, step, options=PlannerOptions(partition="separated")).schedule()
     with pytest.raises(InvalidScheduleError, match=r"chunks are no chain .*torch's CSV cannot say.*write .* as \.json"):
         to_torch_csv(schedule)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0F0,0SEND_F0\n", r"row 0: '0SEND_F0' is no computation; write 0F1"),
+        ("0F0,0B0,0W0\n", r"whole backwards and backwards apart"),
+        ("1F0,1B0\n0F0,0B0\n", r"stages of rows are \[1, 0\]"),
+        ("", r"stages of rows are \[\]"),
+    ],
+)
+def test_a_file_that_is_no_order_is_refused(text: str, message: str):
+    with pytest.raises(InvalidScheduleError, match=message):
+        baseline_of_csv("file.csv", text)
