@@ -95,9 +95,9 @@ def survey(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] = ())
         if target in stops:
             continue
         node = target[0]
-        kept = [leaf for leaf in flatten(getattr(node, "__dict__", None))[0] if isinstance(leaf, torch.Tensor)]
-        states = [tensor for tensor in kept if tensor.dtype is random_state.dtype]
-        recomputes |= "Checkpoint" in node.name() or any(state.shape == random_state.shape for state in states)
+        saved, _ = flatten(getattr(node, "__dict__", None))
+        states = [value for value in saved if isinstance(value, torch.Tensor) and value.dtype is random_state.dtype]
+        recomputes |= "Checkpoint" in node.name() or any(each.shape == random_state.shape for each in states)
         variable = getattr(node, "variable", None)
         if isinstance(variable, torch.Tensor):
             leaves[id(variable)] = variable
