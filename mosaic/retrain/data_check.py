@@ -35,7 +35,7 @@ class DataCheckSettings(StrictFile):
     min_rows: Annotated[int, Ge(1)] = 1
     """A day with fewer rows is not trained on."""
     max_unreadable: Annotated[float, Ge(0), Le(1)] = 0.05
-    """Share of rows that may be unreadable."""
+    """Share of rows that may be unreadable; training, which may draw a row again, fails at twice this share."""
     max_drop: Annotated[float, Ge(0)] = 0.2
     """Largest drop of the champion's mean value on today's rows below the usual, in units of the score."""
     max_label_shift: Annotated[float, Ge(0), Le(1)] = 0.5

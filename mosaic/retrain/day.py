@@ -25,13 +25,11 @@ from mosaic.artifact import load, save, write_bytes
 from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.retrain import hooks, versions
-from mosaic.retrain.data_check import DataCheck
 from mosaic.retrain.folder import (
     DayFolder,
     DayState,
     Folder,
     Outcome,
-    Phase,
     Start,
     archive,
     named_remedy,
@@ -128,9 +126,9 @@ class _Day:
         try:
             with named_remedy():
                 self._train_and_score()  # prepared, training, trained
-                if self._phase() == "evaluated":
+                if self._day.phase == "evaluated":
                     self._decide()
-                if self._phase() == "decided":
+                if self._day.phase == "decided":
                     self._apply()
         except (MosaicError, OSError) as error:
             self._end("failed", str(error))
@@ -154,21 +152,6 @@ class _Day:
     def _end(self, outcome: Outcome, reason: str) -> None:
         self._set(outcome=outcome, reason=reason, ended=utc_text(self._now()))
 
-    def _phase(self) -> Phase:
-        """Reads the first phase whose files are not complete, and records it: a file that is removed is made again."""
-        day = self._day
-        phase: Phase = "decided"
-        if not day.data_check.is_file() or load(DataCheck, day.data_check).quarantine:
-            phase = "prepared"
-        elif not day.is_trained:
-            phase = "training"
-        elif not day.is_scored:
-            phase = "trained"
-        elif not day.gate.is_file():
-            phase = "evaluated"
-        self._set(phase=phase)
-        return phase
-
     def _reopen(self) -> None:
         """Resumes where the last run of this day ended; a new night has a new window.
 
@@ -190,7 +173,7 @@ class _Day:
     def _train_and_score(self) -> None:
         """Runs the workers until the day is evaluated, or ends without an evaluation."""
         crashes = stuck = 0
-        while (phase := self._phase()) in ("prepared", "training", "trained"):
+        while (phase := self._day.phase) in ("prepared", "training", "trained"):
             from_step = self._workers.step
             start = Start(at=utc_text(self._now()), from_step=from_step)
             self._set(starts=(*self._state.starts, start))
@@ -208,7 +191,7 @@ class _Day:
                     self._folder.note("quarantined", day=self._state.day, new=list(new), reason=ended.reason)
                 self._end(ended.outcome, ended.reason)
                 return
-            stuck = stuck + 1 if (self._phase(), self._workers.step) == (phase, from_step) else 0
+            stuck = stuck + 1 if (self._day.phase, self._workers.step) == (phase, from_step) else 0
             crashes += ended.crashed
             if stuck > 1 or crashes > MAX_RESTARTS:
                 where = f"at step {from_step}" if stuck > 1 else f"{crashes} times"

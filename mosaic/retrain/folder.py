@@ -14,13 +14,14 @@ from typing import Any, Literal, TypeVar
 
 from mosaic.artifact import append_line, load, save
 from mosaic.errors import InvalidFileError, MosaicError
+from mosaic.retrain.data_check import DataCheck
 from mosaic.retrain.recipe import RECIPE, Recipe
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 Phase = Literal["prepared", "training", "trained", "evaluated", "decided"]
-"""Phase of a day; written after all files of the phase are on disk."""
+"""Phase of a day, by the files that are complete."""
 Outcome = Literal["promoted", "held", "refused", "quarantined", "failed", "interrupted"]
 """Outcome of a day. ``held``: passed the gate during a ``hold``; ``refused``: failed the gate; ``quarantined``: its
 data was not trained on; ``interrupted``: not finished, will resume."""
@@ -45,12 +46,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayState:
-    """``state.json``: the state of a day; written last in each phase."""
+    """``state.json``: the state of a day."""
 
     schema_version: int = 1
     day: str
     """Name of the day: the newest date of its data."""
-    phase: Phase = "prepared"
     new: tuple[str, ...]
     """Dates of new data; a day also takes the data of missed runs."""
     replay: tuple[str, ...]
@@ -123,6 +123,17 @@ class DayFolder:
     @property
     def is_scored(self) -> bool:
         return self.facts.is_file() and self.scores.is_file()
+
+    @property
+    def phase(self) -> Phase:
+        """The first phase whose files are not complete: a file that is removed is made again."""
+        if not self.data_check.is_file() or load(DataCheck, self.data_check).quarantine:
+            return "prepared"
+        if not self.is_trained:
+            return "training"
+        if not self.is_scored:
+            return "trained"
+        return "decided" if self.gate.is_file() else "evaluated"
 
     def set(self, state: DayState, **changes: Any) -> None:
         """Writes the day's state atomically."""

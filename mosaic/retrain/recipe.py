@@ -86,8 +86,6 @@ class Sources(StrictFile):
     """Folder of the rows that compare champion and challenger; never trained on."""
     fresh_share: Annotated[float, Ge(0), Le(0.5)] = 0.1
     """Part of a day's rows (whole clusters), held out of training for the comparison on fresh rows."""
-    max_unreadable: Annotated[float, Ge(0), Le(1)] = 0.01
-    """Part of the samples that may draw an unreadable row before the training fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,8 @@ class SourceRecord:
     """Size of each file in bytes, by its name relative to ``path``."""
     digest: str
     """SHA-256 of the files' names and content."""
+    stamp: str = ""
+    """Fingerprint of the files' times of change; where it is another, the digest is computed again."""
     rows: int = 0
     trained: int = 0
     """Rows for training; the others are held out for the comparison on fresh rows."""

@@ -12,6 +12,7 @@ from mosaic.retrain import hooks, versions
 from mosaic.retrain.folder import OUTCOMES, Folder, new_dates, utc_text
 from mosaic.retrain.lock import held, holder
 from mosaic.retrain.recipe import read_recipe
+from mosaic.retrain.workers import last_step
 
 
 def promote(root: Path, version: str) -> str:
@@ -78,8 +79,9 @@ def status_of(root: Path, days: int = 7) -> Iterator[str]:
         yield "hold is on: nothing is promoted"
     for day in folder.days()[-days:]:
         state = day.state
-        word = OUTCOMES[state.outcome][0].lower() if state.outcome is not None else state.phase
-        yield f"{state.day}: {word}{f': {state.reason}' if state.reason else ''}"
+        word = OUTCOMES[state.outcome][0].lower() if state.outcome is not None else day.phase
+        more = state.reason if state.outcome is not None else last_step(day)
+        yield f"{state.day}: {word}{f': {more}' if more else ''}"
     yield f"new data: {', '.join(new_dates(folder, recipe)) or 'none'}"
     if (opens := recipe.budget.opens(datetime.now(UTC))) is not None:
         yield f"the window opens at {utc_text(opens)}"

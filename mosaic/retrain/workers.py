@@ -139,7 +139,7 @@ class Workers:
             command = [sys.executable, "-P", "-m", WORKER, root, self._day.path.name, *arguments]
             command.append(f"--error-file={error_file}")
             port = _free_port() if count > 1 else 0
-            step = self._last_step()
+            step = last_step(self._day)
             for rank in range(count):
                 self._children.append(self._start(command, _rank_environment(rank, count, port)))
                 if self._stopped:  # the signal came before the first child
@@ -169,7 +169,7 @@ class Workers:
             with suppress(subprocess.TimeoutExpired):
                 self._children[0].wait(POLL_S)
             now = time.monotonic()
-            if now - printed_at >= max(PRINT_S, PRINT_SHARE * (now - began)) and (last := self._last_step()) != step:
+            if now - printed_at >= max(PRINT_S, PRINT_SHARE * (now - began)) and (last := last_step(self._day)) != step:
                 step, printed_at = last, now
                 self._echo(step)
             for child in [child for child in self._children if child.poll() is not None]:
@@ -185,15 +185,6 @@ class Workers:
                 self._children.clear()
                 return codes, not failed
         return codes, False
-
-    def _last_step(self) -> str:
-        """Returns the last training step in words; empty before the first."""
-        rows = [row for row in lines_of(self._day.metrics) if "step" in row]
-        if not rows:
-            return ""
-        row = rows[-1]
-        planned = f" of {load(Sources, self._day.sources).num_steps}" if self._day.sources.is_file() else ""
-        return f"step {row['step']}{planned}, loss {row.get('loss', math.nan):.4g}"
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
@@ -215,6 +206,16 @@ class Workers:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def last_step(day: DayFolder) -> str:
+    """Returns the last training step in words; empty before the first."""
+    rows = [row for row in lines_of(day.metrics) if "step" in row]
+    if not rows:
+        return ""
+    row = rows[-1]
+    planned = f" of {load(Sources, day.sources).num_steps}" if day.sources.is_file() else ""
+    return f"step {row['step']}{planned}, loss {row.get('loss', math.nan):.4g}"
 
 
 def _ended(codes: list[int], reason: str, stopped: str) -> Ended:

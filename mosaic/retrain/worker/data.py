@@ -1,7 +1,7 @@
 """The rows of a day: their list, frozen before the first step, the rows held out of training, and how rows are read.
 
 Files that arrive later belong to the next day. The list has each file's size and the digest of a folder's content; a
-restart compares the sizes, so data that changes during a run is an error.
+restart and the judging compare both, so data that changes during a day is an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Subset
 
-from mosaic.artifact import save
+from mosaic.artifact import fingerprint, save
 from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import MosaicError
 from mosaic.retrain.folder import load_if_intact
@@ -44,21 +44,19 @@ def freeze(work: Work) -> None:
         past = load_if_intact(Sources, day.sources) if day.path != work.day.path else None
         if past is not None:
             earlier |= {record.path: record for record in (*past.sources, past.frozen)}
-    records = [_counted(work, day, "new", earlier) for day in state.new]
+    records = [_counted(work, day, "new", {}) for day in state.new]
     records += [_counted(work, day, "replay", earlier) for day in state.replay]
     new, replay = ({r.name: r.trained for r in records if r.kind == kind} for kind in ("new", "replay"))
-    num_steps, share = budget.steps, recipe.sources.replay.share
-    if sum(new.values()):
-        if num_steps is None:  # draws each new row once
-            new_share = 1 - replayed_share(new, replay, share)
-            num_steps = max(1, math.ceil(sum(new.values()) / (budget.batch * new_share)))
-        samples = samples_of(new, replay, share, num_steps * budget.batch)
-    else:
+    if not sum(new.values()):
         rows = sum(record.rows for record in records if record.kind == "new")
         raise MosaicError(
             f"no row of {', '.join(state.new)} is left to train on ({rows} rows, fresh_share = "
             f"{recipe.sources.fresh_share:g}); wait for more data, or lower fresh_share"
         )
+    num_steps, share = budget.steps, recipe.sources.replay.share
+    if num_steps is None:  # draws each new row once
+        num_steps = math.ceil(sum(new.values()) / (budget.batch * (1 - replayed_share(new, replay, share))))
+    samples = samples_of(new, replay, share, num_steps * budget.batch)
     sources = Sources(
         day=state.day,
         seed=budget.seed,
@@ -80,28 +78,34 @@ def _counted(work: Work, day: str, kind: Kind, earlier: Mapping[str, SourceRecor
 
 
 def _listed(work: Work, name: str, kind: Kind, day: str, earlier: Mapping[str, SourceRecord]) -> SourceRecord:
-    """Lists a data folder; ``earlier`` has the records of earlier days by path, whose digests equal sizes reuse."""
+    """Lists a data folder; ``earlier`` has the records of earlier days by path, whose digests unchanged files reuse."""
     path, name = work.folder.path / name, Path(name).as_posix()
     if not path.is_dir():
         raise MosaicError(f"there is no data folder {path}; see [sources] in the recipe")
-    files = {
-        file.relative_to(path).as_posix(): file.stat().st_size for file in sorted(path.rglob("*")) if file.is_file()
-    }
-    if not files:
+    stats = {file.relative_to(path).as_posix(): file.stat() for file in sorted(path.rglob("*")) if file.is_file()}
+    if not stats:
         raise MosaicError(f"the data folder {path} is empty; put the day's files there, and the ready file last")
-    if (before := earlier.get(name)) is not None:
-        if (was := before.files) != files:
-            changed = min(file for file in was | files if was.get(file) != files.get(file))
-            raise MosaicError(
-                f"{path} changed since a day trained on it ({changed} had {was.get(changed, 'no')} bytes and has "
-                f"{files.get(changed, 'no')}); folders of days must not change: restore it, or put new files into a "
-                "day of their own"
-            )
+    files = {file: stat.st_size for file, stat in stats.items()}
+    stamp = fingerprint({file: stat.st_ctime_ns for file, stat in stats.items()})  # no program can set these times
+    before = earlier.get(name)
+    if before is not None and (before.files, before.stamp) == (files, stamp):
         return replace(before, kind=kind, day=day, samples=0)
-    digest = hashlib.sha256()
+    whole = hashlib.sha256()
     for file in files:
-        digest.update(f"{file}\0{sha256_of(path / file)}\0".encode())
-    return SourceRecord(kind=kind, day=day, path=name, files=files, digest=digest.hexdigest())
+        whole.update(f"{file}\0{sha256_of(path / file)}\0".encode())
+    digest = whole.hexdigest()
+    if before is not None and before.digest != digest:
+        was, last = before.files, max(stats, key=lambda file: stats[file].st_ctime_ns)
+        changed = min((file for file in was | files if was.get(file) != files.get(file)), default="")
+        what = f"{changed} had {was.get(changed, 'no')} bytes and has {files.get(changed, 'no')}"
+        remedy = "put new files into a folder of their own"
+        if work.day.sources.is_file() and not work.day.state.is_over:
+            remedy = f"move {work.day.path} away to begin the day anew"
+        raise MosaicError(
+            f"{path} changed since a day listed it ({what if changed else f'the last to change is {last}'}), and a "
+            f"day's data must not change; restore it, or {remedy}"
+        )
+    return SourceRecord(kind=kind, day=day, path=name, files=files, digest=digest, stamp=stamp)
 
 
 def held_out_rows(data: Any, *, share: float, seed: int, day: str) -> np.ndarray:
@@ -119,11 +123,16 @@ def held_out_rows(data: Any, *, share: float, seed: int, day: str) -> np.ndarray
     return np.array([int.from_bytes(digests[name][:8], "big") / 2**64 < share for name in names], dtype=bool)
 
 
+def check_unchanged(work: Work) -> None:
+    """Raises MosaicError if the day's data is not what the day listed."""
+    for each in (*work.sources.sources, work.sources.frozen):
+        _listed(work, each.path, each.kind, each.day, {each.path: each})
+
+
 def open_samples(work: Work) -> Samples:
     """Opens the day's data without held-out rows."""
+    check_unchanged(work)
     sources = work.sources
-    for each in (*sources.sources, sources.frozen):
-        _listed(work, each.path, each.kind, each.day, {each.path: each})
     datasets, streamed = [], []
     for record in (record for record in sources.sources if record.samples):
         data = work.dataset(record.path, train=True)

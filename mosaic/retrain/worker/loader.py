@@ -113,7 +113,7 @@ class RejectCount:
             raise MosaicError(
                 f"{total} of {self.samples} samples drew a row that is unreadable, more than {self.limit:.3g} of "
                 f"{judged}: {self.by_source}; the last is {rejects[-1]}. Mend or remove such rows, or raise "
-                "max_unreadable in [sources]"
+                "max_unreadable in [check], which is half of this limit"
             )
 
     def resume(self, samples: int, by_source: Mapping[str, Mapping[str, int]]) -> None:

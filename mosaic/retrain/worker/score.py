@@ -23,7 +23,7 @@ from mosaic.retrain import versions
 from mosaic.retrain.data_check import DayFigures, InputFigures, check_data, day_figures
 from mosaic.retrain.folder import load_if_intact
 from mosaic.retrain.gate import DayScores, ModelFacts, RowSet, Scores, joined
-from mosaic.retrain.worker.data import Unreadable, fresh_rows, frozen_rows, read_rows
+from mosaic.retrain.worker.data import Unreadable, check_unchanged, fresh_rows, frozen_rows, read_rows
 from mosaic.retrain.worker.positions import seed_step
 from mosaic.retrain.worker.work import Work
 
@@ -38,6 +38,7 @@ def score_versions(work: Work, trained: nn.Module | None, check_time: Callable[[
 
     ``trained`` is None if the day resumes from its export, or other processes trained it.
     """
+    check_unchanged(work)
     state = work.day.state
     rows: dict[RowSet, tuple[Any, ...]] = {"frozen": frozen_rows(work), "fresh": fresh_rows(work)}
     scores = []

@@ -76,7 +76,7 @@ class Training:
         num_steps = self._work.sources.num_steps
         step, notes = self._begin()
         loop = self._loop(stop, step, notes)
-        rejects = RejectCount(self._work.recipe.sources.max_unreadable)
+        rejects = RejectCount(2 * self._work.recipe.check.max_unreadable)
         if self._group.rank == 0:  # a checkpoint adds the counts of all ranks
             rejects.resume(step * self._work.budget.batch, notes.rejects)
         with self._loader(range(step, num_steps), self._work.budget.workers, rejects) as batches:

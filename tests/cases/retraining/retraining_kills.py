@@ -40,7 +40,7 @@ def kill_promotion(top: Path) -> None:
     assert start(before).wait() == 0
     write_day(before.path, SECOND)
     assert Fork(lambda: _until_evaluated(before)).wait() == 0
-    assert before.days()[-1].state.phase == "evaluated"
+    assert before.days()[-1].phase == "evaluated"
     for instant in range(1, 1000, EVERY):
         folder = Folder(top / "killed")
         shutil.rmtree(folder.path, ignore_errors=True)

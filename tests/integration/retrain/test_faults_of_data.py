@@ -53,7 +53,7 @@ def test_a_missing_modality_replans(make_node: Make):
 def test_unreadable_rows_are_counted_and_too_many_end_the_day(make_node: Make):
     for num_broken, code, reason in (
         (1, 0, "There was no champion yet"),
-        (4, 1, "samples drew a row that is unreadable, more than 0.01 of 1000"),
+        (7, 5, "7 of 120 rows could not be read: ValueError: this row is torn (7); max_unreadable = 5%"),
     ):
         sources = {"fresh_share": 0.0, "new": {"path": "data/{day}"}, "frozen": "data/frozen"}
         node, rows = make_node(name=str(num_broken), sources=sources), iter(range(120))
@@ -86,10 +86,13 @@ def test_data_that_changes_under_a_day_is_an_error_that_names_the_file_and_put_b
     for path in (FIRST, "frozen"):
         rows = node.folder.path / "data" / path / "rows.jsonl"
         before = rows.read_bytes()
-        rows.write_bytes(before + b"\n")
-        assert node.run() == 1
-        assert f"data/{path} changed since a day trained on it" in node.report.reason
-        assert f"rows.jsonl had {len(before)} bytes and has {len(before) + 1}" in node.report.reason
+        for change, said in (
+            (before + b"\n", f"rows.jsonl had {len(before)} bytes and has {len(before) + 1}"),
+            (before[::-1], "the last to change is rows.jsonl"),
+        ):
+            rows.write_bytes(change)
+            assert node.run() == 1
+            assert f"data/{path} changed since a day listed it ({said}), and" in node.report.reason
         rows.write_bytes(before)
     assert node.run() == 0
     assert bits_of(node.folder.days()[-1]) == quiet

@@ -172,7 +172,7 @@ def begin_again(day: DayFolder) -> None:
     root = day.path.parents[1]
     (root / "champion").unlink()
     shutil.rmtree(root / "versions")
-    day.set(day.state, phase="training", outcome=None)
+    day.set(day.state, outcome=None)
 
 
 def test_a_day_goes_on_by_its_stored_plan_with_the_bits_of_an_undisturbed_one(make_node: Make):
