@@ -16,7 +16,7 @@ from mosaic.pipelining.plan import PipelinePlan
 from mosaic.pipelining.planner import PlannerOptions
 from mosaic.ranks.pipeline.chunk_work import Loss
 from mosaic.ranks.pipeline.handle import Pipeline
-from mosaic.ranks.pipeline.setup import DEFAULT_PLANNING, DEFAULT_RANKS, PipelineOptions, Plan, make_setup
+from mosaic.ranks.pipeline.setup import DEFAULT_PLANNING, DEFAULT_RANKS, Plan, check_arguments, make_setup
 from mosaic.ranks.pipeline.step import listed
 from mosaic.ranks.pipeline.tensor import TensorPlan
 from mosaic.ranks.pipeline.trial import PipelineTrial, try_plans
@@ -53,9 +53,8 @@ def pipeline(
         loss: Makes a number of the model's output and the microbatch; by default the output's ``loss``.
         modules: Names for lists of layers; found by default.
         plan: Where layers are, planned by default: a partition, a schedule, or the file of one, as
-            ``mosaic plan --pipeline`` writes it; or a function that makes a partition for a request, as
-            ``mosaic.glue.parallelize`` returns one. Steps are planned as they come in any case. With ``Pipeline.plan``
-            of an earlier start, steps run as in that one if ``options`` have counted limits.
+            ``mosaic plan --pipeline`` writes it; or a function of a request, as ``mosaic.glue.parallelize`` makes one.
+            Steps are planned in any case; with an earlier ``Pipeline.plan`` as then if ``options`` have counted limits.
         data: Replicas of the pipeline, which share each step's microbatches. By default as many as ``plan`` leaves
             ranks for; without a plan the trial compares one, as many as there are ranks, and numbers between.
         tensor: Ranks that share each layer; or a number for each list of layers, by name, with 1 for the others. Lists
@@ -78,23 +77,24 @@ def pipeline(
         ValueError: The ranks cannot be laid out so.
         BackendUnavailableError: There are no ranks, or they differ.
     """
-    request = PipelineOptions(
-        loss=loss,
-        modules=modules,
-        plan=plan,
-        data=data,
-        tensor=tensor,
-        tp_plan=tp_plan,
-        context=context,
-        options=options,
-        memory_bytes=memory_bytes,
-        backend=backend,
-    )
+    arguments: dict[str, Any] = {
+        "loss": loss,
+        "modules": modules,
+        "plan": plan,
+        "data": data,
+        "tensor": tensor,
+        "tp_plan": tp_plan,
+        "context": context,
+        "options": options,
+        "memory_bytes": memory_bytes,
+        "backend": backend,
+    }
+    check_arguments(model=model, ranks=ranks, **arguments)
     world = World.join(device_of(model), ranks)
     with world.opening(), without_fast_paths():
         microbatches = listed([sample] if isinstance(sample, Mapping) else sample)
         step = microbatches * -(-2 * world.size // len(microbatches))
-        setup = make_setup(model, step, world, request)
+        setup = make_setup(model, step, world, **arguments)
         with nullcontext() if setup.sequences is None else setup.sequences.removed_on_error():
             if setup.partition is not None:
                 chosen_plan = plan if isinstance(plan, PipelinePlan) else setup.partition

@@ -100,10 +100,12 @@ def parallel(plan: Plan | Mapping[str, int] | None = None, *, backend: Backend |
 def _slots_of(plan: Plan | Mapping[str, int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     if isinstance(plan, Plan):
         return tuple((placed.module, placed.slots) for placed in plan.placements)
+    if not isinstance(plan, Mapping):
+        raise TypeError(f"plan={plan!r} is a {type(plan).__name__}; pass a plan, or slots such as {{'text': 2}}")
     first, slots = 0, []
     for name, quota in plan.items():
-        if quota < 1:
-            raise InvalidPlanError(f"{name!r} asks for a quota of {quota} slots; use 1 or more")
+        if not isinstance(quota, int) or quota < 1:
+            raise InvalidPlanError(f"{name!r} asks for a quota of {quota!r} slots; use 1 or more")
         slots.append((name, tuple(range(first, first + quota))))
         first += quota
     return tuple(slots)

@@ -21,10 +21,7 @@ from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS
 
 
-Rows = Sequence[Iterable[TaskName]]
-
-
-def orders_of(graph: TaskGraph, rows: Rows) -> Orders:
+def orders_of(graph: TaskGraph, rows: Sequence[Iterable[TaskName]]) -> Orders:
     """Returns the orders of a graph's tasks by slots.
 
     Slots without a task are empty: skipped chunks, missing backwards, and weights' backwards that are not apart.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
 Microbatch: TypeAlias = Hashable
 """Content of a microbatch, which its model's modules can read; equal ones have equal costs."""
@@ -67,15 +67,10 @@ class LayeredModule(Protocol):
         """Returns all layers with ``units`` of a microbatch's units."""
 
     def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
-        """Returns the bytes between two of its layers, and of its output, on one rank."""
-
-
-@runtime_checkable
-class KnowsOutput(Protocol):
-    """A module whose output differs in size from the tensors between its layers."""
+        """Returns the bytes between two of its layers on one rank."""
 
     def output_bytes(self, microbatch: Microbatch, units: int) -> int:
-        """Returns the bytes that leave one rank."""
+        """Returns the bytes of its output on one rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +175,8 @@ class CountedModule:
     def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
         counts = self._of(microbatch)
         return 0 if counts is None else counts.boundary_bytes * units // counts.units
+
+    output_bytes = boundary_bytes
 
     def _of(self, microbatch: Microbatch) -> CountedLayers | None:
         if not isinstance(microbatch, CountedMicrobatch):

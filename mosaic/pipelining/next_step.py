@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -30,14 +29,6 @@ FIRST_STEP_S = 1.0
 """Seconds of a step before any has run."""
 _WATCH_S = 0.5
 """Seconds between two checks of the process that its parent is still there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    schedule: Any = None
-    """The best schedule so far, if any."""
-    error: str = ""
-    """The reason of a failure, otherwise empty."""
 
 
 class NextStepPlanner:
@@ -83,8 +74,8 @@ class NextStepPlanner:
             self._step, self._step_s, self._answer = step, step_s, None
         self._send((step, pickle.dumps(metadata), BUDGET_SHARE * step_s))
 
-    def take(self, step: int, *, wait_s: float = 0.0) -> Planned:
-        """Returns the schedule of the step that was started last.
+    def take(self, step: int, *, wait_s: float = 0.0) -> tuple[Any, str]:
+        """Returns the best schedule so far of the step that was started last, or None, and the reason of a failure.
 
         A search that still runs after ``wait_s`` is stopped and has ``STOP_SHARE`` for its best.
         """
@@ -95,14 +86,13 @@ class NextStepPlanner:
                 self._changed.wait_for(self._has_ended, STOP_SHARE * self._step_s)
             answer = self._answer
         if answer is None:
-            if not self._has_died:
-                return Planned()
-            return Planned(error=f"the planning process ended with exit code {self._process.wait()}")
+            has_died = self._has_died
+            return None, f"the planning process ended with exit code {self._process.wait()}" if has_died else ""
         content, error = answer
         try:
-            return Planned(schedule=pickle.loads(content), error=error)
+            return pickle.loads(content), error
         except Exception as problem:  # of any kind: its class may not be here
-            return Planned(error=f"the schedule of step {step} cannot be read: {problem!r}")
+            return None, f"the schedule of step {step} cannot be read: {problem!r}"
 
     def close(self) -> None:
         self._process.kill()

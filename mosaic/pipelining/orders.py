@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from mosaic import _search
 from mosaic.errors import unknown
-from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed, deadlock_of, lower_bound_ns
+from mosaic.pipelining.tasks import Deadlock, Orders, TaskGraph, Timed, lower_bound_ns
 
 METHODS: Mapping[str, str] = MappingProxyType(
     {
@@ -80,8 +80,6 @@ class OrderLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    method: str
-    """A name of ``METHODS``."""
     orders: Orders
     timed: Timed
     """Starts, makespan, and peak bytes."""
@@ -99,11 +97,6 @@ class Searched:
     def effort(self) -> float:
         """Spent ``OrderLimits.effort``, on one thread."""
         return self.num_rollouts * len(self.timed.start_ns) / _TASKS_A_SECOND
-
-    @property
-    def gap(self) -> float:
-        """Relative distance of the makespan from the bound."""
-        return self.makespan_ns / self.bound_ns - 1 if self.bound_ns > 0 else 0.0
 
 
 def search_orders(
@@ -134,10 +127,9 @@ def search_orders(
     )
     if not result.has_any:
         assert result.deadlock is not None, "a search ends with orders or a deadlock"
-        return deadlock_of(result.deadlock)
+        return result.deadlock
     timed = Timed(start_ns=tuple(result.start_ns), makespan_ns=result.makespan_ns, peak_bytes=tuple(result.peak_bytes))
     return Searched(
-        method=method,
         orders=tuple(map(tuple, result.orders)),
         timed=timed,
         bound_ns=least,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mosaic.pipelining.layers import AS_COUNTED, CountedModule, Microbatch, ModuleFit, PipelineModel
+from mosaic.pipelining.layers import CountedModule, Microbatch, ModuleFit
 from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.partition import Partition, Request
 from mosaic.pipelining.planner import PlannerOptions, SharedStep, plan_baseline, plan_step, shares_of
@@ -13,20 +13,6 @@ from mosaic.pipelining.rank_hardware import Degrees
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName
 from mosaic.pipelining.task_graph import RankSpace, task_graph
 from mosaic.pipelining.tasks import TaskGraph, Timed, simulate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FittedTimes:
-    """Corrections of counted times by a measured step; by default none."""
-
-    modules: dict[str, ModuleFit] = field(default_factory=dict)
-
-    def model(self, model: PipelineModel) -> PipelineModel:
-        modules = []
-        for module in model.modules:
-            assert isinstance(module, CountedModule)
-            modules.append(replace(module, fit=self.modules.get(module.name, AS_COUNTED)))
-        return replace(model, modules=tuple(modules))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +25,8 @@ class PipelinePlan:
     degrees: Degrees
     partition: Partition
     """Layers of each rank of a pipeline."""
-    fitted: FittedTimes = field(default_factory=FittedTimes)
+    fitted: Mapping[str, ModuleFit] = field(default_factory=dict)
+    """Corrections of counted times by a measured step, by module; by default none."""
     predicted_ms: float = 0.0
     """A step of the sample, gradients' sums included; 0: not predicted."""
 
@@ -74,11 +61,9 @@ class StepPlanner:
 
     def plan_forwards(self, step: Sequence[Microbatch]) -> SharedStep:
         """Plans the forwards of microbatches at once: a step of modules that train nothing."""
-        frozen = []
-        for module in self.request.model.modules:
-            assert isinstance(module, CountedModule)
-            frozen.append(replace(module, trains=(False,) * len(module.trains)))
-        request = replace(self.request, model=replace(self.request.model, modules=tuple(frozen)))
+        modules = [module for module in self.request.model.modules if isinstance(module, CountedModule)]
+        frozen = tuple(replace(module, trains=(False,) * len(module.trains)) for module in modules)
+        request = replace(self.request, model=replace(self.request.model, modules=frozen))
         return replace(self, request=request, space=replace(self.space, limit_bytes=0)).plan_step(step, seconds=0.0)
 
     def tasks(self, step: Sequence[Microbatch], schedule: PipelineSchedule) -> TaskGraph:

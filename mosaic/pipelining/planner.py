@@ -323,7 +323,7 @@ class _MemoryPlanning:
         else:
             short, at_ns = _excess_bytes(self.graph, searched.timed), 0
         rank = short.index(max(short))
-        return MemoryShortage.of(self.graph, rank, at_ns=at_ns, short_bytes=short[rank])
+        return MemoryShortage(graph=self.graph, rank=rank, at_ns=at_ns, short_bytes=short[rank])
 
 
 def _holds(graph: TaskGraph, timed: Timed) -> bool:

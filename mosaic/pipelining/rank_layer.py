@@ -71,8 +71,6 @@ class SequenceShare:
     """Pairs of queries and keys, visible or in tiles with a visible one: the load of its attention."""
     fetched_tokens: int
     """Tokens whose keys and values are in memory, including its own."""
-    received_tokens: int
-    """Those of other ranks among them."""
     sent_tokens: tuple[tuple[int, ...], ...] = ()
     """Tokens from each rank (row) to each rank (column); empty: all to all."""
 
@@ -109,7 +107,6 @@ def share_sequences(
         local_tokens=places,
         pairs=int(plan.loads.max()),
         fetched_tokens=ranks * places if needed is None else int(needed.sum(axis=1).max()) * block,
-        received_tokens=int(plan.received_blocks(needed).max()) * block,
         sent_tokens=sent,
     )
 

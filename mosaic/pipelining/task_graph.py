@@ -19,14 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mosaic.hardware import Cluster, Link, Message
-from mosaic.pipelining.layers import (
-    KnowsOutput,
-    Layer,
-    Microbatch,
-    PipelineModel,
-    Strategy,
-    scaled_layer,
-)
+from mosaic.pipelining.layers import Layer, Microbatch, PipelineModel, Strategy, scaled_layer
 from mosaic.pipelining.partition import (
     Chunk,
     InputGradients,
@@ -356,9 +349,8 @@ class _StepBuilder:
             if name in names:  # within a module, each piece by itself
                 sizes[source, piece] += module.boundary_bytes(current.microbatch, units[piece])
                 continue
-            output_bytes = module.output_bytes if isinstance(module, KnowsOutput) else module.boundary_bytes
             for at, count in enumerate(units):
-                sizes[source, at] += output_bytes(current.microbatch, count) // len(current.units(chunk))
+                sizes[source, at] += module.output_bytes(current.microbatch, count) // len(current.units(chunk))
         return sizes.items()
 
     def _task(self, current: _Pass, kind: ActionKind, at: _Place, time_ns: int, takes: int, frees: int) -> int:

@@ -141,16 +141,9 @@ class Timed:
     """Peak bytes of each rank, including the constant ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deadlock:
-    """Orders that cannot run to the end: every row waits."""
-
-    waiting: tuple[int, ...]
-    """Next task of each unfinished row."""
-    at_ns: int
-    """End of the last finished task."""
-    short_bytes: tuple[int, ...]
-    """Bytes that each rank lacks for its waiting tasks; 0 if memory does not block them."""
+Deadlock = _search.Deadlock
+"""Orders that cannot run to the end: the next task of each unfinished row (``waiting``), the end of the last finished
+task (``at_ns``), and the bytes that each rank lacks for its waiting tasks (``short_bytes``)."""
 
 
 def simulate(graph: TaskGraph, orders: Orders) -> Timed | Deadlock:
@@ -171,13 +164,9 @@ def roll_out(graph: TaskGraph) -> tuple[Orders, Timed] | Deadlock:
     return timed if isinstance(timed, Deadlock) else (tuple(map(tuple, orders)), timed)
 
 
-def deadlock_of(deadlock: _search.Deadlock) -> Deadlock:
-    return Deadlock(waiting=tuple(deadlock.waiting), at_ns=deadlock.at_ns, short_bytes=tuple(deadlock.short_bytes))
-
-
 def _timed(replayed: _search.Replayed) -> Timed | Deadlock:
     if replayed.deadlock is not None:
-        return deadlock_of(replayed.deadlock)
+        return replayed.deadlock
     starts, peaks = tuple(replayed.start_ns), tuple(replayed.peak_bytes)
     return Timed(start_ns=starts, makespan_ns=replayed.makespan_ns, peak_bytes=peaks)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -217,31 +217,25 @@ class Tuned:
 class MemoryShortage:
     """Bytes that the leanest policies lack, on the rank that lacks most; ``str`` has the remedies."""
 
+    graph: TaskGraph = field(repr=False)
     rank: int
     at_ns: int
     """Time of the largest shortage."""
     short_bytes: int
-    limit_bytes: int
-    base_bytes: int
-    """Constant bytes of the rank: weights, gradients, optimizer state."""
-
-    @classmethod
-    def of(cls, graph: TaskGraph, rank: int, *, at_ns: int, short_bytes: int) -> MemoryShortage:
-        base_bytes = graph.base_bytes[rank] if graph.base_bytes else 0
-        limit_bytes = graph.limit_bytes[rank]
-        return cls(rank=rank, at_ns=at_ns, short_bytes=short_bytes, limit_bytes=limit_bytes, base_bytes=base_bytes)
 
     def __str__(self) -> str:
-        if self.base_bytes > self.limit_bytes:
+        limit_bytes = self.graph.limit_bytes[self.rank]
+        base_bytes = self.graph.base_bytes[self.rank] if self.graph.base_bytes else 0
+        if base_bytes > limit_bytes:
             remedies = (
-                f"weights, gradients and optimizer's state alone are {self.base_bytes / _GB:.3g} GB: use more ranks or "
+                f"weights, gradients and optimizer's state alone are {base_bytes / _GB:.3g} GB: use more ranks or "
                 "more tensor parallelism, or train fewer of its layers"
             )
         else:
-            needed = (self.limit_bytes + self.short_bytes) / _GB
+            needed = (limit_bytes + self.short_bytes) / _GB
             remedies = f"a limit of {needed:.4g} GB, smaller microbatches, or more ranks"
         return (
-            f"rank {self.rank} is short of {self.short_bytes / _GB:.3g} GB of its {self.limit_bytes / _GB:.3g} GB "
+            f"rank {self.rank} is short of {self.short_bytes / _GB:.3g} GB of its {limit_bytes / _GB:.3g} GB "
             f"{self.at_ns / 1e6:.3f} ms into the step; what would help: {remedies}"
         )
 
@@ -304,7 +298,7 @@ class _Tuning:
     def _note(self, altered: TaskGraph, timed: Timed, short: Sequence[_RankPairs]) -> None:
         """Updates instants of memory and weights from a simulation."""
         for own in self.ranks:
-            if own in short or not own.has_instants:
+            if own in short or not len(own.room):
                 own.add_instants(altered, timed.start_ns)
         slack = self._slack_ns(altered, timed)
         times = [altered.tasks[task].time_ns for task in self.weights]
@@ -345,7 +339,8 @@ class _Tuning:
         peaks = memory_peaks(graph, timed.start_ns)
         own = max(self.ranks, key=lambda each: peaks[each.rank][0] - each.limit_bytes)
         peak_bytes, peak_ns = peaks[own.rank]
-        return MemoryShortage.of(self.graph, own.rank, at_ns=peak_ns, short_bytes=peak_bytes - own.limit_bytes)
+        short_bytes = peak_bytes - own.limit_bytes
+        return MemoryShortage(graph=self.graph, rank=own.rank, at_ns=peak_ns, short_bytes=short_bytes)
 
 
 class _RankPairs:
@@ -379,12 +374,7 @@ class _RankPairs:
         self._working = table(lambda each: each.kept_bytes + each.workspace_bytes)
         # a row an instant: 1 where a pair (column) is in use and no task of it runs; 1 where one runs; bytes for pairs
         self._holds, self._works = np.zeros((0, len(self.pairs))), np.zeros((0, len(self.pairs)))
-        self._room = np.zeros(0)
-
-    @property
-    def has_instants(self) -> bool:
-        """True if memory is short for some choice at some instant that was added."""
-        return len(self._room) > 0
+        self.room = np.zeros(0)
 
     def add_instants(self, graph: TaskGraph, start_ns: Sequence[int]) -> None:
         """Adds the instants of a simulation at which not every choice fits."""
@@ -413,17 +403,17 @@ class _RankPairs:
         matters = used @ most > room
         self._holds = np.concatenate([self._holds, (used & ~works)[matters]])
         self._works = np.concatenate([self._works, works[matters]])
-        self._room = np.concatenate([self._room, room[matters]])
+        self.room = np.concatenate([self.room, room[matters]])
 
     def select(self, weights: Mapping[int, float]) -> list[int] | None:
         """Returns a candidate for each pair, of little weighted added time, within all instants; None if none fits."""
         if not self.pairs:
-            return None if (self._room < 0).any() else []
+            return None if (self.room < 0).any() else []
         forward = np.array([weights[pair.forward] for pair in self.pairs])[:, None]
         backward = np.array([weights[pair.backward] for pair in self.pairs])[:, None]
         cost = forward * self._forward + backward * self._backward
         choice, rows = cost.argmin(axis=1), np.arange(len(cost))
-        slack = self._room - self._holds @ self._held[rows, choice] - self._works @ self._working[rows, choice]
+        slack = self.room - self._holds @ self._held[rows, choice] - self._works @ self._working[rows, choice]
 
         def after(pair: int, candidate: int) -> Floats:
             held = self._held[pair, choice[pair]] - self._held[pair, candidate]

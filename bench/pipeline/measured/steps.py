@@ -24,7 +24,7 @@ from bench.pipeline.measured.models import MODELS, MeasuredModel, Microbatch
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.pipelining.plan import StepPlanner
 from mosaic.pipelining.planner import SharedStep
-from mosaic.ranks.pipeline.setup import PLANNED, PipelineOptions, PipelineSetup, make_setup
+from mosaic.ranks.pipeline.setup import PLANNED, PipelineSetup, make_setup
 from mosaic.ranks.pipeline.step import PipelineRunner
 from mosaic.ranks.pipeline.trial import fit_modules, gather_spans
 from mosaic.ranks.world.world import World
@@ -63,14 +63,14 @@ def take(own: PipelineSetup, runner: PipelineRunner, judged: JudgedStep, step: S
     """Runs a step once, notes what it took, and drops its gradients; returns its losses."""
     own.world.all_gather("ready")
     began = time.perf_counter()
-    ran = runner.run(judged.shared, step, counted=own.count(step))
+    losses, own_spans = runner.run(judged.shared, step, counted=own.count(step))
     took_ms = 1e3 * (time.perf_counter() - began)
     judged.step_ms.append(max(map(json.loads, own.world.all_gather(json.dumps(took_ms)))))
     own.model.zero_grad()
-    spans = gather_spans(ran.spans, runner.grid.transport)
+    spans = gather_spans(own_spans, runner.grid.transport)
     starts, ends = zip(*(span for cell, span in spans.items() if cell[0].isdigit()), strict=True)
     judged.tasks_ms.append((max(ends) - min(starts)) / 1e6)
-    return ran.losses.tolist()
+    return losses.tolist()
 
 
 RIVALS = ("1f1b", "megatron", "gpipe")
@@ -99,7 +99,7 @@ def fitted(model: MeasuredModel, sizes: Sizes) -> PipelineSetup:
     """Returns the model on these ranks, counted, with times fitted to its first step."""
     world = World.join(torch.device("cpu"))
     whole, step = model.model(sizes.width, sizes.layers), model.step(0, sizes.microbatches)
-    return fit_modules(make_setup(whole, step, world, PipelineOptions(data=1)), step)
+    return fit_modules(make_setup(whole, step, world, data=1), step)
 
 
 def steps(rank: int, size: int, *, name: str, sizes: Sizes) -> Iterator[Figure]:

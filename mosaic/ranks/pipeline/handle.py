@@ -139,7 +139,8 @@ class Pipeline(Checkpointer):
         own, counted, digests = self._prepare(microbatches)
         shared = self._schedules.forwards(counted)
         with torch.no_grad():
-            return self._runner.run(shared, own, counted=counted, is_training=False, digests=digests).losses
+            losses, _ = self._runner.run(shared, own, counted=counted, is_training=False, digests=digests)
+        return losses
 
     def ahead(self, loader: Iterable[Microbatches]) -> Iterator[Microbatches]:
         """Yields the steps of a loader, and reads each one before the one ahead of it runs.

@@ -46,12 +46,12 @@ class StepSchedules:
         is_announced, self._announced = self._announced == number, -1
         schedules = None
         if self._world.rank == 0 and is_announced and self._ahead is not None:
-            planned = self._ahead.take(number)
-            schedules = planned.schedule if key == self._announced_key else None  # modes may have changed since
-            if planned.error:
+            schedules, error = self._ahead.take(number)
+            schedules = schedules if key == self._announced_key else None  # modes may have changed since
+            if error:
                 self.failed_ahead += 1
                 if self.failed_ahead == 1:
-                    _LOG.warning("step %d could not be planned ahead: %s", number, planned.error)
+                    _LOG.warning("step %d could not be planned ahead: %s", number, error)
         if is_announced and (schedules := self._world.broadcast(schedules)) is not None:
             self._known[key] = schedules
         return self._planned(key, lambda: self._plan_now(counted, last_s))

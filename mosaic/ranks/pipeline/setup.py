@@ -29,9 +29,9 @@ from mosaic.hardware import find_cluster
 from mosaic.parts.finding.find import find_split
 from mosaic.parts.split import ModelSplit
 from mosaic.pipelining.baselines import BASELINES
-from mosaic.pipelining.layers import CountedMicrobatch
+from mosaic.pipelining.layers import AS_COUNTED, CountedMicrobatch, CountedModule, ModuleFit
 from mosaic.pipelining.partition import Partition, Request
-from mosaic.pipelining.plan import FittedTimes, PipelinePlan, StepPlanner
+from mosaic.pipelining.plan import PipelinePlan, StepPlanner
 from mosaic.pipelining.planner import AUTO, PlannerOptions, SharedStep, plan_baseline, plan_step, shares_of
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.schedule import PipelineSchedule, partition_of_schedule
@@ -53,28 +53,6 @@ DEFAULT_PLANNING = PlannerOptions()
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineOptions:
-    """Arguments of ``mosaic.pipeline``, which explains them, beside model and sample."""
-
-    loss: Loss | None = None
-    modules: Mapping[str, str] | None = None
-    plan: Plan | None = None
-    data: int | None = None
-    tensor: int | Mapping[str, int] = 1
-    tp_plan: TensorPlan | None = None
-    context: ContextSettings | None = None
-    options: PlannerOptions = DEFAULT_PLANNING
-    memory_bytes: int = 0
-    backend: Backend | None = None
-
-    def __post_init__(self) -> None:
-        kinds = {"options": PlannerOptions, "context": ContextSettings | None, "modules": Mapping | None}
-        for name, kind in kinds.items():
-            if not isinstance(value := getattr(self, name), kind):
-                raise TypeError(f"{name}={value!r} is a {type(value).__name__}; see mosaic.pipeline for what it takes")
-
-
 @dataclass(frozen=True, kw_only=True)
 class PipelineSetup:
     """The model on this rank, and what its plans are made from."""
@@ -85,7 +63,7 @@ class PipelineSetup:
     request: Request
     space: RankSpace
     options: PlannerOptions
-    fitted: FittedTimes = field(default_factory=FittedTimes)
+    fitted: Mapping[str, ModuleFit] = field(default_factory=dict)
     """Measured times, which ``request`` has."""
     loss: Loss
     degrees: Degrees
@@ -170,8 +148,11 @@ class PipelineSetup:
             )
         return StepPlanner(plan=plan, request=request, space=setup.space, options=self.options)
 
-    def with_times(self, fitted: FittedTimes) -> PipelineSetup:
-        return replace(self, request=replace(self.request, model=fitted.model(self.counted.model)), fitted=fitted)
+    def with_times(self, fitted: Mapping[str, ModuleFit]) -> PipelineSetup:
+        modules = [module for module in self.counted.model.modules if isinstance(module, CountedModule)]
+        fit = tuple(replace(module, fit=fitted.get(module.name, AS_COUNTED)) for module in modules)
+        request = replace(self.request, model=replace(self.counted.model, modules=fit))
+        return replace(self, request=request, fitted=fitted)
 
     def cut(self, step: Microbatches) -> list[Mapping[str, Any]]:
         return list(step) if self.sequences is None else [self.sequences.cut(microbatch) for microbatch in step]
@@ -189,14 +170,47 @@ class PipelineSetup:
         return self.world.broadcast(result)  # type: ignore[no-any-return]
 
 
-def make_setup(model: nn.Module, step: Microbatches, world: World, asked: PipelineOptions) -> PipelineSetup:
+def check_arguments(**arguments: Any) -> None:
+    """Raises TypeError for an argument of ``mosaic.pipeline`` that is of another type than its own."""
+    for name, kind, needed in (
+        ("model", nn.Module, "an nn.Module"),
+        ("loss", Callable | None, "a function of the output and the microbatch"),
+        ("modules", Mapping | None, "a dict such as {'text': 'model.layers'}"),
+        ("data", int | None, "a number of replicas"),
+        ("tensor", int | Mapping, "a number of ranks, or a dict with one for each list of layers"),
+        ("tp_plan", Mapping | None, "a dict of styles by pattern"),
+        ("context", ContextSettings | None, "mosaic.context.ContextSettings(...)"),
+        ("options", PlannerOptions, "mosaic.PlannerOptions(...)"),
+        ("memory_bytes", int, "a number of bytes"),
+        ("ranks", RankSettings, "mosaic.RankSettings(...)"),
+    ):
+        if not isinstance(value := arguments[name], kind):  # type: ignore[arg-type]
+            raise TypeError(f"{name}={value!r} is a {type(value).__name__}; pass {needed}")
+
+
+def make_setup(
+    model: nn.Module,
+    step: Microbatches,
+    world: World,
+    *,
+    loss: Loss | None = None,
+    modules: Mapping[str, str] | None = None,
+    plan: Plan | None = None,
+    data: int | None = None,
+    tensor: int | Mapping[str, int] = 1,
+    tp_plan: TensorPlan | None = None,
+    context: ContextSettings | None = None,
+    options: PlannerOptions = DEFAULT_PLANNING,
+    memory_bytes: int = 0,
+    backend: Backend | None = None,
+) -> PipelineSetup:
     """Finds a model's lists of layers, counts their costs and lays the ranks out; every rank calls it.
 
-    ``step`` stands for the steps to come. Errors are those of ``mosaic.pipeline``.
+    ``step`` stands for the steps to come. Arguments and errors are those of ``mosaic.pipeline``.
     """
     check_same_weights(model, world)
-    loss = partial(_number, asked.loss or _own_loss)
-    split = find_split(model, step[0], modules=asked.modules, loss=lambda output: loss(output, step[0]))
+    number = partial(_number, loss or _own_loss)
+    split = find_split(model, step[0], modules=modules, loss=lambda output: number(output, step[0]))
     world_split = [f"{module.name} = {module.path or 'the model'} of {module.count} layers" for module in split.modules]
     _check_same(
         world,
@@ -205,22 +219,19 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
     )
     cluster = find_cluster("host" if world.device.type == "cpu" else "h100-80g", max(2, world.size))
     with unchanged_buffers(model):
-        counted = count_model(model, split, step[0], RankHardware(cluster=cluster), offload=asked.options.offload)
+        counted = count_model(model, split, step[0], RankHardware(cluster=cluster), offload=options.offload)
     if not counted.repeats:
         raise UnsplittableError(
             "the model gives other results when it is called again with the same microbatch: it keeps something of a "
             "call for the next one, and chunks call it more often, in another order: let the loop keep it, and pass it "
             "as an argument"
         )
-    backend = backend_of(world) if asked.backend is None else open_backend(asked.backend)
-    slots = min(world.all_gather(1 if backend is None else backend.device.num_slots))
+    lanes = backend_of(world) if backend is None else open_backend(backend)
+    slots = min(world.all_gather(1 if lanes is None else lanes.device.num_slots))
     request = _request(counted, step, world.size, slots)
-    partition = None if asked.plan is None else partition_of(asked.plan, request)
-    context = 1 if asked.context is None else asked.context.ranks
-    tensor = _tensor_of(asked.tensor, split)
-    degrees = degrees_of(
-        world.size, data=asked.data, tensor=tensor, context=context, plan=asked.plan, partition=partition
-    )
+    partition = None if plan is None else partition_of(plan, request)
+    widths, sharing = _tensor_of(tensor, split), 1 if context is None else context.ranks
+    degrees = degrees_of(world.size, data=data, tensor=widths, context=sharing, plan=plan, partition=partition)
     world.check_same_plan(fingerprint((degrees, partition)), world.size)
     grids = RankGrids(world)
     slices = None
@@ -231,15 +242,15 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
             counted,
             grids.tensor_group(degrees),
             world.progress,
-            degrees=tensor,
-            own=partition.modules_on(place) if partition is not None and degrees.tensor_by_place else tensor,
-            plan=asked.tp_plan,
+            degrees=widths,
+            own=partition.modules_on(place) if partition is not None and degrees.tensor_by_place else widths,
+            plan=tp_plan,
             sample=step[0],
         )
-    sequences, options = None, asked.options
-    if asked.context is not None and context > 1:
+    sequences = None
+    if context is not None and context.ranks > 1:
         group = grids.context_group(degrees)
-        sequences = Sequences(model, counted.split, asked.context, group, device=world.device)
+        sequences = Sequences(model, counted.split, context, group, device=world.device)
         with sequences.removed_on_error():
             sequences.check(step[0])
             step = list(map(sequences.cut, step))
@@ -256,16 +267,16 @@ def make_setup(model: nn.Module, step: Microbatches, world: World, asked: Pipeli
             network=cluster,
             devices_per_rank=tuple(width * degrees.context for width in degrees.tensor_by_place)
             or degrees.tensor * degrees.context,
-            limit_bytes=asked.memory_bytes or gpu_bytes(world.device),
+            limit_bytes=memory_bytes or gpu_bytes(world.device),
         ),
         options=options,
-        loss=loss,
+        loss=number,
         degrees=degrees,
-        is_free=asked.data is None,
+        is_free=data is None,
         grids=grids,
         slices=slices,
         sequences=sequences,
-        backend=backend,
+        backend=lanes,
         partition=partition,
     )
 
@@ -295,6 +306,8 @@ def partition_of(plan: Plan, request: Request) -> Partition:
     if isinstance(plan, str | Path):
         plan = load(PipelineSchedule, Path(plan))
     plan = plan.partition if isinstance(plan, PipelinePlan) else plan(request) if callable(plan) else plan
+    if not isinstance(plan, Partition | PipelineSchedule):
+        raise TypeError(f"plan={plan!r} is, or makes, a {type(plan).__name__}; pass a Partition or a PipelineSchedule")
     partition = plan if isinstance(plan, Partition) else partition_of_schedule(plan, request)
     try:
         partition.check_covers(request.model)
@@ -368,8 +381,8 @@ def _tensor_of(tensor: int | Mapping[str, int], split: ModelSplit) -> dict[str, 
         inside = [own for own in names if f"{own}.".startswith(f"{name}.")]
         if not inside:
             raise ValueError(f"tensor has {name!r}, which is no list of layers; there are {', '.join(names)}")
-        if degree < 1:
-            raise ValueError(f"tensor={degree} for {name!r}; use 1 or more")
+        if not isinstance(degree, int) or degree < 1:
+            raise ValueError(f"tensor={degree!r} for {name!r}; use a number of 1 or more")
         degrees |= dict.fromkeys(inside, degree)
     return degrees
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,6 @@ from mosaic.ranks.pipeline.gradient_sums import GradientSums
 from mosaic.ranks.pipeline.lanes import check_lanes, lane_pairs, open_lanes
 from mosaic.ranks.pipeline.sequences import SharedItems, masks_of
 from mosaic.ranks.pipeline.setup import PipelineSetup
-
-
-class StepResult(NamedTuple):
-    losses: Tensor
-    spans: Sequence[Span]
 
 
 class WatchedState:
@@ -99,8 +94,11 @@ class PipelineRunner:
         scale: Scale | None = None,
         is_training: bool = True,
         digests: Digests | None = None,
-    ) -> StepResult:
-        """Runs a step forward and backward; all ranks call it, and compare their microbatches' digests at its end."""
+    ) -> tuple[Tensor, Sequence[Span]]:
+        """Runs a step forward and backward; returns its losses, and the actions of this rank.
+
+        All ranks call it, and compare their microbatches' digests at its end.
+        """
         transport, replica = self.grid.transport, self.grid.replica
         share, schedule = shared.shares[replica], shared.schedules[replica]
 
@@ -165,11 +163,11 @@ class PipelineRunner:
         total = [0.0] * len(microbatches)
         for at, loss in (item for theirs, *_ in gathered for item in theirs.items()):
             total[at] += loss
-        return StepResult(torch.tensor(total), spans)
+        return torch.tensor(total), spans
 
 
 def listed(step: Any) -> list[Mapping[str, Any]]:
-    microbatches = [] if step is None or isinstance(step, Mapping) else [*step]
+    microbatches = [*step] if isinstance(step, Iterable) and not isinstance(step, Mapping) else []
     if not microbatches or not all(isinstance(each, Mapping) for each in microbatches):
         raise ValueError(f"a step is a list of microbatches, dicts of the model's arguments, and not {str(step)[:60]}")
     return microbatches

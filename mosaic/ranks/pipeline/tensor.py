@@ -178,8 +178,7 @@ def _divided(
     """Returns layers divided over the ranks: times and activations in proportion to weights, which is rough."""
     tables = {id(module.weight) for module in counted.whole.model.modules() if isinstance(module, nn.Embedding)}
     layers, modules = {}, []
-    for module in counted.model.modules:
-        assert isinstance(module, CountedModule)
+    for module in (module for module in counted.model.modules if isinstance(module, CountedModule)):
         scaled, resident = [], []
         for index, layer in enumerate(counted.layers[module.name]):
             part = Part(module=module.name, first=index, count=1, total=len(module.trains))

@@ -21,7 +21,7 @@ from mosaic.graph import Part
 from mosaic.pipelining.layers import ModuleFit
 from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.partition import Chunk, Partition, Request
-from mosaic.pipelining.plan import FittedTimes, StepPlanner
+from mosaic.pipelining.plan import StepPlanner
 from mosaic.pipelining.planner import AUTO, SharedStep
 from mosaic.pipelining.schedule import TaskName
 from mosaic.pipelining.tasks import ActionKind, TaskGraph
@@ -155,7 +155,7 @@ def fit_modules(setup: PipelineSetup, step: Microbatches) -> PipelineSetup:
     runner, counted = PipelineRunner(setup, planner.plan, keeps_all=True), setup.count(step)
     for _ in range(2):  # the first one warms up
         with runner.parted.lent_memory():
-            spans = runner.run(shared, step, counted=counted).spans
+            _, spans = runner.run(shared, step, counted=counted)
             setup.model.zero_grad()
     measured = gather_spans(spans, runner.grid.transport)
     fitted = None
@@ -178,7 +178,7 @@ def partition_to_fit(request: Request) -> Partition:
     return Partition(num_ranks=ranks, chunks=tuple(chunks))
 
 
-def fit_times(graph: TaskGraph, spans: ActionSpans, names: Sequence[str]) -> FittedTimes:
+def fit_times(graph: TaskGraph, spans: ActionSpans, names: Sequence[str]) -> dict[str, ModuleFit]:
     """Returns measured over counted time of each module's forwards and backwards."""
     counted: Counter[tuple[str, ActionKind]] = Counter()
     taken: Counter[tuple[str, ActionKind]] = Counter()
@@ -192,8 +192,7 @@ def fit_times(graph: TaskGraph, spans: ActionSpans, names: Sequence[str]) -> Fit
         module = name if counted[name, kind] else ""
         return taken[module, kind] / counted[module, kind] if counted[module, kind] else 1.0
 
-    fits = {
+    return {
         name: ModuleFit(forward=fit(name, ActionKind.FORWARD), backward=fit(name, ActionKind.BACKWARD))
         for name in names
     }
-    return FittedTimes(modules=fits)

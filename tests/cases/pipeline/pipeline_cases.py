@@ -55,6 +55,8 @@ class Plain:
     def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
         return self.boundary * units
 
+    output_bytes = boundary_bytes
+
 
 def plain(
     name: str, layers: int, unit_ms: float = 1.0, *, trains: bool = True, counts: str = "images", **more

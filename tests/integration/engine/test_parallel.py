@@ -154,3 +154,5 @@ def test_a_backend_may_be_named():
     assert doubled.tolist() == [2, 2, 2]
     with pytest.raises(ValueError, match="toaster"):
         mosaic.parallel(backend="toaster")
+    with pytest.raises(TypeError, match="plan=3 is a int; pass a plan, or slots such as"):
+        mosaic.parallel(3)  # type: ignore[arg-type]

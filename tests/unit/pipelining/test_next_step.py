@@ -17,7 +17,7 @@ from oracles.schedule_checker import check_pipeline_schedule
 from pipeline_cases import images, vision_and_text
 
 from mosaic.pipelining.cuts import partition_by
-from mosaic.pipelining.next_step import NextStepPlanner, Planned
+from mosaic.pipelining.next_step import NextStepPlanner
 from mosaic.pipelining.orders import OrderLimits
 from mosaic.pipelining.partition import Request
 from mosaic.pipelining.plan import PipelinePlan, StepPlanner
@@ -46,7 +46,7 @@ class Steps:
         Steps.number += 1
         self.planner.start(Steps.number, metadata, step_s=step_s)
 
-    def take(self, wait_s: float = PATIENCE_S) -> Planned:
+    def take(self, wait_s: float = PATIENCE_S) -> tuple[Any, str]:
         return self.planner.take(Steps.number, wait_s=wait_s)
 
 
@@ -58,29 +58,29 @@ def steps(shared: NextStepPlanner) -> Steps:
 
 def test_a_search_ends_with_the_steps_time_when_it_is_taken_and_when_another_step_starts(steps: Steps) -> None:
     steps.start(step_s=0.01, do="search")
-    assert steps.take().schedule == "over"
+    assert steps.take()[0] == "over"
     steps.start(step_s=1000.0, do="search")
-    assert steps.take(wait_s=0).schedule == "stopped"
+    assert steps.take(wait_s=0)[0] == "stopped"
     steps.start(step_s=1000.0, do="search")
     steps.start(do="double", value=1)
-    assert steps.take().schedule == 2
+    assert steps.take()[0] == 2
 
 
 @pytest.mark.parametrize(("what", "said"), [("exit", "enough"), ("unreadable", "no such class here")])
 def test_an_error_is_reported_and_the_next_step_is_planned(steps: Steps, what: str, said: str) -> None:
     steps.start(do=what)
-    planned = steps.take()
-    assert planned.schedule is None
-    assert said in planned.error
+    schedule, error = steps.take()
+    assert schedule is None
+    assert said in error
     steps.start(do="double", value=6)
-    assert steps.take().schedule == 12
+    assert steps.take()[0] == 12
 
 
 def test_a_process_that_dies_is_reported() -> None:
     with closing(NextStepPlanner(plan)) as planner:
         for step in range(2):
             planner.start(step, {"do": "die"})
-            assert "exit code 7" in planner.take(step, wait_s=PATIENCE_S).error
+            assert "exit code 7" in planner.take(step, wait_s=PATIENCE_S)[1]
 
 
 def test_the_process_dies_with_its_parent() -> None:
@@ -132,9 +132,9 @@ def test_each_step_is_planned_ahead_for_its_own_microbatches():
     with closing(NextStepPlanner(step_planner)) as planner:
         for number, step in enumerate((images(3, 1), images(0, 2, 1))):
             planner.start(number, step, step_s=0.5)
-            planned = planner.take(number, wait_s=60.0)
-            assert not planned.error
-            (schedule,) = planned.schedule.schedules
+            shared, error = planner.take(number, wait_s=60.0)
+            assert not error
+            (schedule,) = shared.schedules
             graph = task_graph(request.model, step_planner.plan.partition, step)
             natural = roll_out(graph)
             assert isinstance(natural, tuple)

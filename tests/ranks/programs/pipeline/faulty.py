@@ -120,8 +120,6 @@ def refused_starts(rank: int, size: int, place: Path) -> None:
             mosaic.pipeline(one, {"input": torch.ones(2, 4)}, loss=loss, trial=False)
     with pytest.raises(ValueError, match="a step is a list of microbatches, dicts of the model's arguments"):
         mosaic.pipeline(one, torch.ones(2, 4))
-    with pytest.raises(TypeError, match=r"context=2 is a int; see mosaic\.pipeline"):
-        mosaic.pipeline(one, {"input": torch.ones(2, 4)}, context=2)
     with pytest.raises(UnsplittableError, match="gives other results when it is called again"):
         mosaic.pipeline(Remembering(nn.Linear(4, 4), nn.Linear(4, 4)), {"x": torch.randn(2, 4)}, trial=False)
     pipe = mosaic.pipeline(Growing(nn.Linear(4, 4), nn.Linear(4, 4)), {"x": torch.randn(2, 4)}, trial=False, data=1)

@@ -30,7 +30,7 @@ def test_each_modules_phases_are_scaled_by_what_its_tasks_took():
     measured, slower = ({name: (7, 7 + by * time) for name, time in taken.items()} for by in (1, 3))
     fitted = fit_times(graph, measured, [*SCALES, "audio"])
     for name, scale in SCALES.items():
-        assert fitted.modules[name].forward == pytest.approx(scale, rel=1e-4)
-        assert fitted.modules[name].backward == pytest.approx(2 * scale, rel=1e-4)
-    before, after = (fit_times(graph, spans, ["audio"]).modules["audio"] for spans in (measured, slower))
+        assert fitted[name].forward == pytest.approx(scale, rel=1e-4)
+        assert fitted[name].backward == pytest.approx(2 * scale, rel=1e-4)
+    before, after = (fit_times(graph, spans, ["audio"])["audio"] for spans in (measured, slower))
     assert after.forward == pytest.approx(3 * before.forward)

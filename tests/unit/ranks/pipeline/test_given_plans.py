@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pipeline_cases import images, two_encoders, vision_and_text
+from torch import nn
 
+import mosaic
 from mosaic.artifact import save
 from mosaic.errors import InvalidScheduleError
 from mosaic.pipelining.cuts import partition_by
@@ -43,6 +46,15 @@ def test_a_plan_is_a_partition_a_schedule_or_its_file(tmp_path: Path):
         assert [(one.parts, one.rank) for one in found.chunks] == [
             (one.parts, one.rank) for one in planned.partition.chunks
         ]
+
+    with pytest.raises(TypeError, match="plan=3 is, or makes, a int; pass a Partition or a PipelineSchedule"):
+        partition_of(lambda _: 3, REQUEST)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize(("name", "value"), [("ranks", 3), ("options", 3), ("context", 2), ("modules", ["layers"])])
+def test_arguments_of_another_type_are_refused_by_name(name: str, value: Any):
+    with pytest.raises(TypeError, match=rf"^{name}=.* is a (int|list); pass "):
+        mosaic.pipeline(nn.Identity(), {}, **{name: value})
 
 
 def test_a_schedule_of_another_model_is_refused_and_both_are_named():
