@@ -8,13 +8,14 @@ from mosaic.profiler.counters import Counters, open_counters
 from mosaic.profiler.noise import CpuTime, ForeignLoad, Retries
 from mosaic.profiler.settings import ProfileSettings, default_quotas
 from mosaic.profiler.subject import Subject, repeat_batch, traffic_of
-from mosaic.profiler.sweep import ProgressCallback, environment_of, profile_modules
+from mosaic.profiler.sweep import ModuleFailedError, ProgressCallback, environment_of, profile_modules
 from mosaic.profiler.timing import measure_beside
 
 __all__ = [
     "Counters",
     "CpuTime",
     "ForeignLoad",
+    "ModuleFailedError",
     "ProfileCache",
     "ProfileSettings",
     "ProgressCallback",

@@ -45,6 +45,15 @@ ProgressCallback = Callable[[str, int, int], None]
 """Called with the next measurement, the number of measurements done, and about how many there are."""
 
 
+class ModuleFailedError(UnsupportedModelError):
+    """A module cannot be run by itself, with the arguments of its call in the model."""
+
+    def __init__(self, message: str, *, module: str, raised: str) -> None:
+        super().__init__(message)
+        self.module = module
+        self.raised = raised
+
+
 def profile_modules(
     model: nn.Module,
     subjects: Sequence[Subject],
@@ -69,7 +78,7 @@ def profile_modules(
     Raises:
         InvalidPlanError: A quota is below one slot or above the device.
         ValueError: A degree is below 1, or above 1 without a network.
-        UnsupportedModelError: A module fails wherever it is run; has its name and what it raised.
+        ModuleFailedError: A module fails wherever it is run.
         UnstableMeasurementError: Other processes used the CPU, and ``settings`` are strict; or memory ran out.
     """
     chosen, sorted_degrees = choose_quotas(quotas, backend.device), tuple(sorted({1, *degrees}))
@@ -173,11 +182,11 @@ class _Sweep:
             yield from self._measure_degree(name, degree, quotas, samples)
             reasons = [sample.infeasible for sample in samples]
             if degree == 1 and None not in reasons:
-                is_memory = all(str(reason).startswith(_OUT_OF_MEMORY) for reason in reasons)
-                raise (UnstableMeasurementError if is_memory else UnsupportedModelError)(
-                    f"{name!r} ran at no quota; it raised {reasons[0]}. Mend the module, make the batch "
-                    "smaller, or leave it out (exclude)"
-                )
+                what = f"{name!r} ran at no quota; it raised {reasons[0]}. Mend the module, make the batch smaller, or "
+                what += "leave it out (exclude)"
+                if all(str(reason).startswith(_OUT_OF_MEMORY) for reason in reasons):
+                    raise UnstableMeasurementError(what)
+                raise ModuleFailedError(what, module=name, raised=str(reasons[0]))
 
     def _measure_degree(self, name: str, degree: int, quotas: tuple[int, ...], samples: list[Sample]) -> Iterator[int]:
         """Adds to ``samples``. Once the deadline is over, two quotas on one device are enough: both ends that ran."""

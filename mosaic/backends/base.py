@@ -29,13 +29,6 @@ class Ticket(Protocol[Result]):
     def done(self) -> bool:
         """True once the work has ended, with a result or an error."""
 
-    @property
-    def interval_ns(self) -> tuple[int, int]:
-        """Start and end of the work on its lane, in nanoseconds of one clock.
-
-        Waits for the end on CUDA; on the host it is valid once the work is done.
-        """
-
     def wait(self) -> Result:
         """Orders the caller after the work and returns its result.
 

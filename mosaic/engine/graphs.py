@@ -427,7 +427,7 @@ class ModuleGraph:
             copied = iter(_copies([grad for grad in self._grads if grad is not None]))
             return [None if grad is None else next(copied) for grad in self._grads]
 
-        return self._lane.launch(launch, timed=False).wait()
+        return self._lane.launch(launch).wait()
 
     def _backward_of(self, chosen: Sequence[int], grads: Sequence[Any]) -> Sequence[torch.Tensor | None]:
         """Goes backward from some of the differentiable results; None for leaves that no gradient reaches."""

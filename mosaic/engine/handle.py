@@ -182,7 +182,7 @@ class Handle(Checkpointer):
         before, attachment.enabled = attachment.enabled, False
         self._settle()
         if self._trial is not None:
-            self._trial.spoil()
+            self._trial.is_spoiled = True
         try:
             yield
         finally:

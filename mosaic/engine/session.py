@@ -19,6 +19,7 @@ from mosaic.backends.streams.lanes import run_aside
 from mosaic.backends.table import default_backend
 from mosaic.cost import Cost, CostModel
 from mosaic.engine.calls.attach import is_attached
+from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.thread_state import forget_cast_weights
 from mosaic.engine.finding.find import Finding, Sample, find_modules, wrapped_parts
 from mosaic.engine.graphs import ModuleGraphs
@@ -31,7 +32,15 @@ from mosaic.find.restore import preserved
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord, plan_from_quotas
 from mosaic.profile import Profile, note_of_others
-from mosaic.profiler import ProfileCache, ProfileSettings, Subject, environment_of, profile_modules, structures_of
+from mosaic.profiler import (
+    ModuleFailedError,
+    ProfileCache,
+    ProfileSettings,
+    Subject,
+    environment_of,
+    profile_modules,
+    structures_of,
+)
 from mosaic.solver import solve
 from mosaic.solver.exact import why_not_exact
 from mosaic.solver.limits import SearchLimits
@@ -133,6 +142,7 @@ class Session:
     candidates: tuple[PlanCandidate, ...] = ()
     setup_ms: dict[str, float] = field(default_factory=dict)
     """Milliseconds of each step: ``find``, ``profile``, ``solve`` and ``open``."""
+    _failed: dict[str, Obstacle] = field(default_factory=dict)  # modules that cannot run by themselves
 
     @property
     def plan(self) -> Plan:
@@ -148,35 +158,46 @@ class Session:
 
     def find(self) -> None:
         """Finds the modules by one run of the model on the sample."""
-        request = self.request
+        request, exclude = self.request, (*self.request.exclude, *self._failed)
         refuse(self.model, request.backend)
-        self.finding = find_modules(self.model, request.sample, include=request.modules, exclude=request.exclude)
+        finding = find_modules(self.model, request.sample, include=request.modules, exclude=exclude)
+        self.finding = replace(finding, left_out=finding.left_out | self._failed)
         refuse_graphs_of_compiler(self.finding, request.backend)
 
     def measure(self, cache: ProfileCache) -> None:
         """Profiles the modules, unless the request has a profile, or a plan and no profile."""
-        request, subjects = self.request, self.finding.subjects
-        backend, options = request.backend, request.options
+        request, backend, options = self.request, self.request.backend, self.request.options
         self.profile = load_as(Profile, options.profile)
         if self.profile is not None:
             self.profile.check_matches(
                 graph=self.finding.graph,
                 device=backend.device,
                 environment=environment_of(backend),
-                structures=structures_of(subjects),
+                structures=structures_of(self.finding.subjects),
             )
         elif request.plan is None:
-            self.profile = profile_modules(
-                self.model,
-                subjects,
-                self.finding.graph,
-                backend,
-                cache=cache,
-                settings=options.profiling,
-                progress=options.progress,
-            )
+            self.profile = self._profile(cache)
         load = load_of_others(self.profile, options.profiling) if self.profile is not None else ""
         self.notes = (*backend.notes, load) if load else backend.notes
+
+    def _profile(self, cache: ProfileCache) -> Profile:
+        """Profiles the modules, without those that were chosen for the caller and cannot run by themselves."""
+        options, backend = self.request.options, self.request.backend
+        settings, progress = options.profiling, options.progress
+        while True:
+            subjects, graph = self.finding.subjects, self.finding.graph
+            try:
+                return profile_modules(
+                    self.model, subjects, graph, backend, cache=cache, settings=settings, progress=progress
+                )
+            except ModuleFailedError as error:
+                if self.request.modules is not None:
+                    raise
+                self._failed[error.module] = Obstacle(f"it raised {error.raised} when its arguments alone were there")
+                try:
+                    self.find()
+                except UnsupportedModelError:  # nothing is left to place
+                    raise error from None
 
     def solve(self) -> None:
         """Plans, unless the request has a plan, and chooses the plans that are tried."""

@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from mosaic.backends.base import Backend
 from mosaic.backends.streams.api import StreamApi
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.finding.find import runner_of
@@ -54,7 +53,7 @@ class Trial:
         assert session.trial_settings is not None
         self._settings = session.trial_settings
         self._candidates = session.candidates
-        self._clock = clock_of(session.request.backend)
+        self._clock = LoopClock(session.request.backend.api)
         self._phase: Literal["waiting", "trying", "watching", "over"] = "waiting"
         self._number, self._why = 1, ""
         self._turns = self._new_turns()
@@ -67,7 +66,7 @@ class Trial:
         self._visit: Visit | None = None
         self._marks: deque[tuple[Any, Hashable]] = deque()
         self._key: list[Hashable] = []  # of the present step: the shapes of its calls
-        self._is_spoiled = False  # the present step's time cannot be compared with others
+        self.is_spoiled = False  # the present step's time cannot be compared with others
         self._num_launched = self._num_busy = 0
         self._reference: Hashable = None
         self._last_key: Hashable = None
@@ -123,10 +122,10 @@ class Trial:
         if self._phase == "over":
             return
         if not self._attachment.enabled or torch._C._current_graph_task_id() != -1 or on_lane():
-            self._is_spoiled = True  # a step inside of disabled(), or an optimizer that steps inside of backward
+            self.is_spoiled = True  # a step inside of disabled(), or an optimizer that steps inside of backward
             return
-        key: Hashable = None if self._is_spoiled else tuple(self._key)
-        self._key, self._is_spoiled = [], False
+        key: Hashable = None if self.is_spoiled else tuple(self._key)
+        self._key, self.is_spoiled = [], False
         if self._phase == "trying":
             self._try_step(key)
         elif self._phase == "watching":
@@ -144,15 +143,12 @@ class Trial:
 
     def note_error(self, error: BaseException) -> None:
         """The model's call raised: the trial goes on without the plan that ran."""
-        self.spoil()
+        self.is_spoiled = True
         placed = self._attachment.placed
         if placed is not None and self._visit is not None and isinstance(error, Exception):
             if not self._was_busy:
                 placed.forget_calls()
             self._give_up(f"{said_by(error)} was raised under it")
-
-    def spoil(self) -> None:
-        self._is_spoiled = True
 
     def stop(self) -> None:
         """Ends the trial: another model's may begin; closes the lanes of all candidates."""
@@ -372,50 +368,32 @@ def _norm(tensor: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor.double().nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)))
 
 
-# Clocks: a mark is the present end of the loop's work, and past once that is done.
+class LoopClock:
+    """Marks the present end of the loop's work: by timed events on the caller's stream, or by the processor's clock.
 
-
-class HostClock:
-    """The processor's clock: launched work is done."""
-
-    def mark(self) -> int:
-        return time.perf_counter_ns()
-
-    def is_past(self, mark: int) -> bool:
-        return True
-
-    def ms_between(self, earlier: int, later: int) -> float:
-        return (later - earlier) / 1e6
-
-    def settle(self) -> None:  # the lanes are idle at a mark
-        return
-
-
-class EventClock:
-    """Timed events on the caller's stream, one a step.
-
-    The time between two is the device's, or the launching thread's if that is slower.
+    The time between two events is the device's, or the launching thread's if that is slower.
     """
 
-    def __init__(self, api: StreamApi) -> None:
-        self._api = api
+    def __init__(self, api: StreamApi | None) -> None:
+        self._api = api  # None on the host, where launched work is done at a mark
 
     def mark(self) -> Any:
+        if self._api is None:
+            return time.perf_counter_ns()
         event = self._api.new_event(timing=True)
         event.record(self._api.current_stream())
         return event
 
     def is_past(self, mark: Any) -> bool:
-        return bool(mark.query())
+        return self._api is None or bool(mark.query())
 
     def ms_between(self, earlier: Any, later: Any) -> float:
+        if self._api is None:
+            return float(later - earlier) / 1e6
         earlier.synchronize()
         later.synchronize()
         return float(earlier.elapsed_time(later))
 
     def settle(self) -> None:
-        self._api.synchronize()
-
-
-def clock_of(backend: Backend) -> HostClock | EventClock:
-    return HostClock() if backend.api is None else EventClock(backend.api)
+        if self._api is not None:
+            self._api.synchronize()

@@ -14,7 +14,7 @@ from mosaic.engine.attachment import Attachment
 from mosaic.engine.finding.find import Sample, runner_of
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.engine.session import Request
-from mosaic.engine.trial import clock_of, sample_step
+from mosaic.engine.trial import LoopClock, sample_step
 from mosaic.errors import RankFailedError, said_by
 from mosaic.find.restore import preserved
 from mosaic.plan import Plan
@@ -150,7 +150,7 @@ def _visit(session: RankSession, plan: Plan, num_steps: int, turns: Turns, numbe
 
 def _steps(session: RankSession, placed: RankPlan, num_steps: int, turns: Turns, token: CancelToken) -> str | None:
     model, world, run = session.model, session.world, runner_of(session.model, session.request.sample)
-    clock = clock_of(session.request.backend)
+    clock = LoopClock(session.request.backend.api)
     attachment = Attachment(model, session.finding, before_call=lambda: None)
     attachment.begin(placed, None)
     try:

@@ -22,7 +22,7 @@ from contract.gates import CudaGate, FakeStreamGate, Gate, ThreadGate
 from fake_streams import FakeGreenDriver, FakeStreams
 
 from mosaic.backends import table
-from mosaic.backends.base import Backend, Ticket
+from mosaic.backends.base import Backend, Lane, Ticket
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.backends.table import BACKENDS, open_backend
@@ -62,12 +62,20 @@ def gate(backend: Backend) -> Iterator[Gate]:
     made.open()
 
 
-def finish(ticket: Ticket[Any]) -> tuple[int, int]:
-    """Blocks until the work has ended; returns when it ran."""
-    ticket.wait()
-    interval = ticket.interval_ns
-    assert ticket.done
-    return interval
+def timed(lane: Lane, work: Callable[[], object] = lambda: None, **submit: Any) -> Ticket[tuple[Any, Any]]:
+    """Submits work whose result is the marks at its start and at its end."""
+
+    def run() -> tuple[Any, Any]:
+        start = lane.mark()
+        work()
+        return start, lane.mark()
+
+    return lane.submit(run, **submit)
+
+
+def ends_before(first: Ticket[tuple[Any, Any]], second: Ticket[tuple[Any, Any]], *, end: bool = False) -> bool:
+    """Returns True if the first work has ended before the second one began, or before its end."""
+    return first.wait()[1].ms_until(second.wait()[1 if end else 0]) >= 0.0
 
 
 def test_a_backend_names_itself_and_its_device(backend: Backend):
@@ -87,13 +95,12 @@ def test_a_lane_keeps_the_order_of_its_work(backend: Backend):
 
 def test_work_starts_after_what_it_was_told_to_wait_for(backend: Backend, gate: Gate):
     with backend.open_lanes([(0,), (1,)]) as lanes:
-        first = lanes.lane((0,)).submit(gate.hold)
-        second = lanes.lane((1,)).submit(lambda: "second", after=[first])
+        first = timed(lanes.lane((0,)), gate.hold)
+        second = timed(lanes.lane((1,)), after=[first])
         assert not first.done
         assert not second.done
         gate.open()
-        assert finish(first)[1] <= finish(second)[0]
-        assert second.wait() == "second"
+        assert ends_before(first, second)
 
 
 def test_failed_work_does_not_keep_what_waits_for_it_from_starting(backend: Backend):
@@ -106,20 +113,20 @@ def test_failed_work_does_not_keep_what_waits_for_it_from_starting(backend: Back
 @pytest.mark.parametrize("held", [0, 1])
 def test_disjoint_lanes_run_at_the_same_time(backend: Backend, gate: Gate, held: int):
     with backend.open_lanes([(0,), (1,)]) as lanes:
-        long = lanes.lane((held,)).submit(gate.hold)
-        inside = finish(lanes.lane((1 - held,)).submit(lambda: None))
+        long, inside = timed(lanes.lane((held,)), gate.hold), timed(lanes.lane((1 - held,)))
+        start, end = inside.wait()
+        assert start.ms_until(end) >= 0.0
         assert not long.done
         gate.open()
-        assert inside[1] <= finish(long)[1]
+        assert ends_before(inside, long, end=True)
 
 
 def test_lanes_with_a_slot_in_common_take_turns(backend: Backend, gate: Gate):
     with backend.open_lanes([(0, 1), (1, 2)]) as lanes:
-        first = lanes.lane((0, 1)).submit(gate.hold)
-        second = lanes.lane((1, 2)).submit(lambda: None)
+        first, second = timed(lanes.lane((0, 1)), gate.hold), timed(lanes.lane((1, 2)))
         assert not second.done
         gate.open()
-        assert finish(first)[1] <= finish(second)[0]
+        assert ends_before(first, second)
 
 
 def test_a_slot_is_never_held_twice(backend: Backend):
@@ -129,13 +136,11 @@ def test_a_slot_is_never_held_twice(backend: Backend):
         for round_ in range(20):
             for index in range(len(partitions)):
                 slots = partitions[(index * 5 + round_) % len(partitions)]
-                tickets.append(
-                    (slots, lanes.lane(slots).submit(lambda: torch.ones(64, device=backend.torch_device).sum()))
-                )
-        intervals = [(slots, finish(ticket)) for slots, ticket in tickets]
-    for slot in range(4):
-        held = sorted(interval for slots, interval in intervals if slot in slots)
-        assert all(before[1] <= after[0] for before, after in itertools.pairwise(held))
+                work = partial(torch.ones, 64, device=backend.torch_device)
+                tickets.append((slots, timed(lanes.lane(slots), work)))
+        for slot in range(4):
+            held = [ticket for slots, ticket in tickets if slot in slots]
+            assert all(itertools.starmap(ends_before, itertools.pairwise(held)))
 
 
 def test_overlapping_partitions_that_wait_for_each_other_never_lock_up(backend: Backend):

@@ -57,7 +57,7 @@ def by_graphs(graphs: ModuleGraphs, lanes: StreamLanes) -> Call:
     def made(name: str, module: nn.Module, x: torch.Tensor) -> Any:
         lane = other if name == "right" else one
         site = PlacedModule(name, module, lane)
-        return lane.launch(lambda: graphs.call(site, module, x), timed=False).wait()
+        return lane.launch(lambda: graphs.call(site, module, x)).wait()
 
     return made
 

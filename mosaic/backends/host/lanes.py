@@ -35,7 +35,6 @@ class HostTicket(Generic[T]):
         self.after: tuple[Ticket[object], ...] = tuple(after)
         self.order = order
         self.done = False  # whether the work has ended, well or not
-        self.interval_ns = (0, 0)  # on time.perf_counter_ns, once done
         self._running = threading.Lock()  # held until then
         self._running.acquire()
         self._result: T | None = None
@@ -63,14 +62,11 @@ class HostTicket(Generic[T]):
     def run(self) -> None:
         """Does the work on the calling thread and keeps its error for ``wait``."""
         work, self._work = self._work, None
-        start = time.perf_counter_ns()
         try:
             assert work is not None, "a ticket ran twice"
             self._result = work()
         except BaseException as error:
             self._error = error
-        finally:
-            self.interval_ns = (start, time.perf_counter_ns())
 
     def wake(self) -> None:
         """Wakes the waiters."""

@@ -30,10 +30,9 @@ T = TypeVar("T")
 class StreamTicket(Generic[T]):
     """Work that was launched on a lane; made by ``StreamLane`` alone."""
 
-    def __init__(self, lane: StreamLane, start: StreamMark | None, end: Any, result: T) -> None:
+    def __init__(self, lane: StreamLane, end: Any, result: T) -> None:
         self.lane = lane
         self.end = end  # an event
-        self.start = start
         self.result = result
         self.error: BaseException | None = None
 
@@ -41,15 +40,6 @@ class StreamTicket(Generic[T]):
     def done(self) -> bool:
         passed: bool = self.end.query()
         return passed
-
-    @property
-    def interval_ns(self) -> tuple[int, int]:
-        """Start and end since the lanes were opened, by the device's clock; waits for the end."""
-        if self.start is None:
-            raise MosaicError("this work was launched without times")
-        self.end.synchronize()
-        start_ms = self.start.at_ms()
-        return round(start_ms * 1e6), round((start_ms + self.start.event.elapsed_time(self.end)) * 1e6)
 
     def order(self, stream: Any) -> None:
         """Makes everything given to ``stream`` from now on start after the work."""
@@ -124,12 +114,7 @@ class StreamLane(Lane):
         return ticket
 
     def launch(
-        self,
-        work: Callable[[], T],
-        *,
-        after: Sequence[object] = (),
-        behind_caller: bool = True,
-        timed: bool = True,
+        self, work: Callable[[], T], *, after: Sequence[object] = (), behind_caller: bool = True
     ) -> StreamTicket[T]:
         """Launches work at once and raises its error.
 
@@ -137,20 +122,18 @@ class StreamLane(Lane):
             work: Launches kernels on the current stream, which is the lane's.
             after: Work of any lane of this device that it starts after.
             behind_caller: Start it behind the work queued on the caller's stream, too.
-            timed: Give its ticket an interval.
         """
         self._check_open()
         with self._turn:
             if behind_caller:
                 self.order_after_caller()
             self._order_after(after)
-            start = self.mark() if timed else None
             try:
                 result = self.run(work)
             finally:
-                end = self.api.new_event(timing=timed)
+                end = self.api.new_event()
                 end.record(self.stream)
-        return StreamTicket(self, start, end, result)
+        return StreamTicket(self, end, result)
 
     def run(self, work: Callable[[], T]) -> T:
         """Runs work with the lane's stream current, behind all that excludes it, and raises its error."""

@@ -93,8 +93,6 @@ class Backwards:
 class SumTicket:
     """A sum of two gradients, either of which may be missing; computed by the work that needs it first."""
 
-    interval_ns = (0, 0)
-
     def __init__(self, first: LaneTensor, second: LaneTensor) -> None:
         self._operands: tuple[LaneTensor, ...] = (first, second)
         self._sum: list[torch.Tensor | None] | None = None
@@ -117,7 +115,6 @@ class ReadyTicket:
     """A ticket for what is there already."""
 
     done = True
-    interval_ns = (0, 0)
 
     def __init__(self, result: Any) -> None:
         self._result = result

@@ -383,7 +383,7 @@ class OnStreams:
         after = [tickets[source] for source in step.program.tasks[index].after] if index >= 0 else []
         for tensor in step.received(index) if after else ():
             lane.api.record_use(tensor, lane.stream)
-        ticket = lane.launch(partial(step.act, number, at), after=after, behind_caller=False, timed=False)
+        ticket = lane.launch(partial(step.act, number, at), after=after, behind_caller=False)
         if index >= 0:
             tickets[index] = ticket
 

@@ -46,7 +46,7 @@ class Bench:
         lane = self.lane(name)
         site = PlacedModule(name, module, lane)
         try:
-            return lane.launch(lambda: self.graphs.call(site, module, *args, **kwargs), timed=False).wait()
+            return lane.launch(lambda: self.graphs.call(site, module, *args, **kwargs)).wait()
         except BaseException:
             self.lanes.join()  # before its inputs are let go, which it may still read
             raise

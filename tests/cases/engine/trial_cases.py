@@ -77,7 +77,7 @@ def trying(
     options = mosaic.Options(
         profile=profile_for(model, sample, backend), cuda_graphs=graphs, trial=TrialSettings(**bounds)
     )
-    with patch("mosaic.engine.trial.clock_of", return_value=clock):
+    with patch("mosaic.engine.trial.LoopClock", return_value=clock):
         handle = mosaic.colocate(model, sample=sample, options=options, backend=backend)
         try:
             yield handle, clock

@@ -92,7 +92,7 @@ def links(*_: Any, **__: Any) -> Link:
 def tried(model: nn.Module, *turns: float) -> RankHandle:
     planning.measure_ring = planning.measure_route = links
     script = Script(*turns)
-    trial.clock_of = lambda backend: script
+    trial.LoopClock = lambda api: script
     return colocate_ranks(
         model,
         sample=torch.ones(ROWS, WIDTH),

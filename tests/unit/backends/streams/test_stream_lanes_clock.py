@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mosaic.backends.streams.clock import StreamClock
-from mosaic.engine.trial import EventClock
+from mosaic.engine.trial import LoopClock
 
 
 class Event:
@@ -83,7 +83,7 @@ def test_marks_can_be_read_late_and_in_any_order(runtime: Any):
 
 
 def test_the_clock_of_steps_waits_for_its_events_before_it_asks_them(runtime: Any):
-    clock = EventClock(runtime)
+    clock = LoopClock(runtime)
     before = clock.mark()
     runtime.now_ms += 7.0
     after = clock.mark()

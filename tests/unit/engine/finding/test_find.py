@@ -7,9 +7,10 @@ import weakref
 
 import pytest
 import torch
-from engine_cases import Doing, Glued, TwoTowers, pair_batch, tower
+from engine_cases import FAST, Doing, Glued, TwoTowers, pair_batch, tower
 from torch import nn
 
+import mosaic
 from mosaic.engine import find_modules
 from mosaic.errors import UnsupportedModelError
 
@@ -81,6 +82,26 @@ def test_dependencies_go_on_through_a_module_that_is_left_out():
     finding = find_modules(model, pair_batch()[0])
     assert edges(finding) == {("left", "right")}
     assert "may hide tensors" in finding.left_out["middle"]
+
+
+def test_a_module_that_runs_only_with_what_its_parent_sets_is_left_out_unless_it_is_named():
+    def conditioned(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.middle.condition = self.left(x)
+        result = self.middle(self.right(y))
+        self.middle.condition = None
+        return result
+
+    def middle(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x * self.condition)
+
+    model = Glued(conditioned)
+    model.middle = Doing(middle, 16)
+    options = mosaic.Options(profiling=FAST, cache=None)
+    with pytest.raises(UnsupportedModelError, match="'middle' ran at no quota"):
+        mosaic.colocate(model, pair_batch(), modules=["middle", "left"], options=options)
+    handle = mosaic.colocate(model, pair_batch(), options=options)
+    assert handle.graph.names == ("left", "right")
+    assert "not placed: middle: it raised AttributeError" in handle.describe()
 
 
 def test_modules_that_take_or_return_nested_tensors_are_left_out():
