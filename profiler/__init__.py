@@ -1,4 +1,4 @@
-"""Measuring modules: time, memory and bandwidth at every degree and quota, and what neighbours cost."""
+"""Measures modules: time and memory at every degree and quota, and interference."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A cache of measurements in memory and in a folder, from which a killed run continues.
+"""A cache of measurements in memory and in a folder, from which a killed run resumes.
 
-One file holds one module, named by its ``ModuleKey`` and not by its name or its model. A file is replaced as a whole.
-Of two processes that measure a module at the same time one may lose its points, which a later one measures again.
+One file holds one module and is named by its ``ModuleKey``. Files are replaced atomically. If two processes measure a
+module at the same time, samples of one may be lost and are measured again later.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleKey(StrictFile):
-    """All that a module's time depends on; modules of equal keys share measurements."""
+    """Everything that determines a module's time; modules with equal keys share measurements."""
 
     structure: str
     """See ``digest_of``."""
     inputs: str
     """See ``inputs_of``."""
     device: Device
-    """Without memory, which decides whether a module fits and not how long it takes."""
+    """Without memory, which does not affect times."""
     torch_version: str
     driver: str
-    """Release of the kernel driver and version of CUDA; empty on the host."""
+    """Versions of the kernel driver and of CUDA; empty on the host."""
     threads: str = ""
-    """Threads that compute on the host: cores, inter-op threads, and how idle ones wait; empty on a GPU."""
+    """Cores, inter-op threads and wait policy on the host; empty on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRecord(StrictFile):
-    """Measurements of one module, alone and beside others; each point once."""
+    """Measurements of one module, alone and beside others; each point is unique."""
 
     SCHEMA_VERSION: ClassVar[int] = 4
 
@@ -60,12 +60,12 @@ class ModuleRecord(StrictFile):
     key: ModuleKey
     memory: ModuleMemory | None = None
     samples: tuple[Sample, ...] = ()
-    """Of a degree above 1, compute alone, without communication."""
+    """For degrees above 1, without communication."""
     pairs: tuple[tuple[ModuleKey, PairSample], ...] = ()
     """The other module, and the times beside it."""
 
     def updated(self, newer: ModuleRecord) -> ModuleRecord:
-        """Returns both records together; newer measurements replace older ones."""
+        """Merges two records; newer measurements replace older ones."""
         samples = {(each.degree, each.quota, each.phase): each for each in (*self.samples, *newer.samples)}
         pairs = {
             (other, pair.phase, pair.quota, pair.beside_quota): (other, pair)
@@ -76,11 +76,11 @@ class ModuleRecord(StrictFile):
 
 
 class ProfileCache:
-    """Measurements in a folder, or of this process alone. Deleting any of the folder's files is safe at any time.
+    """Measurements in a folder or in memory. Files of the folder may be deleted at any time.
 
     Args:
-        folder: Made with the first measurement; None for a cache in memory.
-        reuse: Read the folder; False measures everything again.
+        folder: Created with the first measurement; None: in memory.
+        reuse: Read the folder; False: measure everything again.
     """
 
     def __init__(self, folder: Path | None = None, *, reuse: bool = True) -> None:
@@ -90,13 +90,13 @@ class ProfileCache:
         self._warned = False
 
     def record(self, key: ModuleKey) -> ModuleRecord:
-        """Returns the measurements of a module, under the name that it had."""
+        """Returns the measurements of a module, with their recorded name."""
         if key not in self._records:
             self._records[key] = self._read(key) if self.reuse else ModuleRecord(key=key)
         return self._records[key]
 
     def pair(self, keys: Mapping[str, ModuleKey], quotas: Mapping[str, int]) -> tuple[PairSample, ...]:
-        """Returns the measurements of two modules side by side, under their present names; none of one side alone."""
+        """Returns the measurements of two modules side by side, with their current names; both sides or none."""
         sides = [
             [
                 replace(pair, module=name, beside=beside)
@@ -119,7 +119,7 @@ class ProfileCache:
         try:
             save(self._read(record.key).updated(record), self._path(record.key))
         except MosaicError as error:
-            if not self._warned:  # a profile is useful without a cache
+            if not self._warned:  # profiling continues without a cache
                 warnings.warn(f"measurements are not cached: {error}", stacklevel=4)
             self._warned = True
 
@@ -132,7 +132,7 @@ class ProfileCache:
             try:
                 record = load(ModuleRecord, path)
             except MosaicError as error:
-                warnings.warn(f"{error}; what it held is measured again", stacklevel=5)
+                warnings.warn(f"{error}; its measurements are repeated", stacklevel=5)
             else:
                 if record.key == key:
                     return record
@@ -140,8 +140,8 @@ class ProfileCache:
 
 
 def open_cache(where: ProfileCache | str | Path | None) -> ProfileCache:
-    """Returns a handle's own cache: in memory, or over a folder, that of another cache, or the user's (``"user"``):
-    ``$XDG_CACHE_HOME/mosaic/profiles``, else under ``~/.cache``."""
+    """Returns a cache: in memory, for a folder, another cache, or the user's (``"user"``):
+    ``$XDG_CACHE_HOME/mosaic/profiles`` or under ``~/.cache``."""
     if isinstance(where, ProfileCache):
         return ProfileCache(where.folder, reuse=where.reuse)
     if where != "user":
@@ -149,7 +149,7 @@ def open_cache(where: ProfileCache | str | Path | None) -> ProfileCache:
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))  # the XDG specification ignores relative paths
     try:
         return ProfileCache((base if base.is_absolute() else Path.home() / ".cache") / "mosaic" / "profiles")
-    except RuntimeError as error:  # pathlib raises it without a home folder
+    except RuntimeError as error:  # pathlib raises it if there is no home folder
         warnings.warn(f"measurements are not cached: {error}; set XDG_CACHE_HOME, or pass cache", stacklevel=3)
         return ProfileCache()
 
@@ -157,7 +157,7 @@ def open_cache(where: ProfileCache | str | Path | None) -> ProfileCache:
 def key_of(subject: Subject, backend: Backend, environment: Environment) -> ModuleKey:
     """Returns the key of a module's measurements on a backend."""
     threads = ""
-    if backend.torch_device.type != "cuda":  # a lane has a thread for each of its slots; these may share its cores
+    if backend.torch_device.type != "cuda":  # a lane has one thread per slot; threads may share cores
         waiting = os.environ.get("OMP_WAIT_POLICY", "").lower() or "default"
         threads = f"{len(available_cores())} cores, {torch.get_num_interop_threads()} inter-op, waiting {waiting}"
     return ModuleKey(
@@ -171,15 +171,15 @@ def key_of(subject: Subject, backend: Backend, environment: Environment) -> Modu
 
 
 def structures_of(subjects: Iterable[Subject]) -> dict[str, str]:
-    """Returns digests of modules, for a profile and to compare one with."""
+    """Returns digests of modules, to compare profiles."""
     return {subject.name: digest_of(subject.module) for subject in subjects}
 
 
 def digest_of(module: nn.Module) -> str:
-    """Returns 16 hexadecimal digits that change with whatever decides a module's time.
+    """Returns 16 hexadecimal digits that identify what determines a module's time.
 
-    Those are classes of its parts, their settings, the compiled methods of classes that are not torch's own, and
-    parameters and buffers without their values. Functions and globals that a method uses do not count.
+    These are the classes of its submodules, their settings, the bytecode of methods outside torch, and parameters and
+    buffers without values. Functions and globals that methods use are not included.
     """
     seen: set[type] = set()
     parts = []
@@ -200,11 +200,11 @@ def digest_of(module: nn.Module) -> str:
 
 
 def inputs_of(subject: Subject) -> str:
-    """Returns 16 hexadecimal digits that change with shapes, dtypes and plain values of a call, and with autocast."""
+    """Returns 16 hexadecimal digits that identify shapes, dtypes and plain values of a call, and autocast."""
     value = subject.args, subject.kwargs
     parts = [f"{tuple(t.shape)} {tuple(t.stride())} {t.dtype} {t.requires_grad}" for t in tensors_in(value)]
     parts += [repr(leaf) if isinstance(leaf, _PLAIN) else type(leaf).__qualname__ for leaf in pytree.tree_leaves(value)]
-    # The thread's settings that change every operator.
+    # thread settings that change every operator
     parts.append(f"{torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}")
     if subject.settings is not None:
         with subject.settings():
@@ -218,7 +218,7 @@ def _hashed(parts: Iterable[str]) -> str:
 
 
 def _code_of(kind: type) -> Iterator[str]:
-    """The class's own methods, without their place in a file."""
+    """Returns the class's own methods, without line numbers."""
     for name, value in sorted(vars(kind).items()):
         function = getattr(value, "fget", None) or getattr(value, "__func__", value)
         function = inspect.unwrap(function) if callable(function) else function
@@ -228,9 +228,9 @@ def _code_of(kind: type) -> Iterator[str]:
 
 
 def _text_of(value: object) -> str:
-    """Text of a compiled function or constant that is the same in every process."""
+    """Returns a text of a compiled function or constant that is equal in all processes."""
     if isinstance(value, CodeType):
         return f"{value.co_code.hex()} {value.co_names} {value.co_varnames} {[_text_of(v) for v in value.co_consts]}"
     if isinstance(value, frozenset):
-        return str(sorted(map(repr, value)))  # its own order changes from process to process
+        return str(sorted(map(repr, value)))  # set order differs between processes
     return repr(value)

@@ -1,4 +1,4 @@
-"""The time to sum gradients over several devices, so that degrees beyond this machine can be composed."""
+"""Measures communication between devices, to compose samples of higher degrees."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ Network = Cluster | Link
 
 
 def fit_link(points: Sequence[tuple[int, float, float]]) -> Link:
-    """Returns the latency and the bandwidth with the least squares of relative errors.
+    """Fits latency and bandwidth by least squares of relative errors.
 
-    ``points`` are numbers of messages one after the other, bytes in all of them, and milliseconds. ValueError without
-    two sizes, or if larger messages took no longer.
+    ``points`` are (number of sequential messages, total bytes, milliseconds). Raises ValueError without two sizes, or
+    if larger messages took no longer.
     """
     if len({point[:2] for point in points}) < 2:
-        raise ValueError(f"{len(points)} measured messages; two different sizes tell latency and bandwidth")
-    from scipy.optimize import nnls  # half a second to import
+        raise ValueError(f"{len(points)} measured messages; measure at least two different sizes")
+    from scipy.optimize import nnls  # 0.5 s to import
 
     rows = [(steps / ms, sent / 1e6 / ms) for steps, sent, ms in points]
     (step_ms, megabyte_ms), _ = nnls(rows, [1.0] * len(rows))
     if megabyte_ms <= 0:
-        raise ValueError("larger messages took no longer; measure larger ones to see the bandwidth")
+        raise ValueError("larger messages took no longer; measure larger ones to fit the bandwidth")
     return Link(latency_us=float(step_ms) * 1e3, gb_per_s=1 / float(megabyte_ms))
 
 
 def measure_ring(device: torch.device, *, group: dist.ProcessGroup | None = None) -> Link:
-    """Times all-reduces over a process group and fits them; every rank of the group calls it, and all get the same.
+    """Times all-reduces over a process group and fits them; every rank calls it and gets the same result.
 
-    BackendUnavailableError without a process group of two ranks or more.
+    Raises BackendUnavailableError without a process group of two or more ranks.
     """
     degree = dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
     if degree < 2:
@@ -58,7 +58,7 @@ def measure_ring(device: torch.device, *, group: dist.ProcessGroup | None = None
 
 
 def measure_route(device: torch.device, *, group: dist.ProcessGroup) -> Link:
-    """Times rows from all ranks of a group to its first one; every rank calls it, and all get the same."""
+    """Times rows from all ranks of a group to its first one; every rank calls it and gets the same result."""
     degree, rank = dist.get_world_size(group), dist.get_rank(group)
 
     def point(size: int) -> tuple[int, float, float]:
@@ -73,7 +73,7 @@ def measure_route(device: torch.device, *, group: dist.ProcessGroup) -> Link:
 
 
 def _fitted(point: Callable[[int], tuple[int, float, float]], sizes: Sequence[int]) -> Link:
-    """Measures all sizes, again where they show no bandwidth, as on a busy machine; all ranks see the same times."""
+    """Measures all sizes, and repeats them if a busy machine prevents a fit; all ranks have the same times."""
     for _ in range(_TRIES - 1):
         with suppress(ValueError):
             return fit_link(list(map(point, sizes)))
@@ -81,7 +81,7 @@ def _fitted(point: Callable[[int], tuple[int, float, float]], sizes: Sequence[in
 
 
 def _slowest_ms(work: Callable[[], object], device: torch.device, group: dist.ProcessGroup | None) -> float:
-    """Returns the median of the slowest rank's times; a collective ends with that rank."""
+    """Returns the median of the slowest rank's times."""
 
     def once_ms() -> float:
         start = time.perf_counter()

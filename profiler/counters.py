@@ -1,6 +1,6 @@
-"""Hardware counters of a GPU through NVML: how busy its SMs and its memory are while something runs on it.
+"""Hardware counters of a GPU through NVML: the utilization of its SMs and memory.
 
-GPM (Hopper and later) compares two samples of the whole device.
+GPM (Hopper and newer) compares two samples of the whole device.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from mosaic.backends.base import Backend
 from mosaic.backends.cuda.driver import describe_devices
 
 MIN_SECONDS = 0.5
-"""Shortest window. NVML's counters are refreshed every 100 ms or so, and read zero in between."""
+"""Shortest window. NVML refreshes its counters about every 100 ms, and returns zero in between."""
 
 _PROBE_SECONDS = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Utilisation:
-    """The average use of a device over a time, as shares of the whole device, 0 to 1; None without a value."""
+    """Average utilization over a window, as shares of the whole device, 0 to 1; None without a value."""
 
     sm_util: float | None = None
-    """Share of SMs that were busy."""
+    """Share of busy SMs."""
     sm_occupancy: float | None = None
-    """Share of all SMs' warps that were active."""
+    """Share of active warps of all SMs."""
     dram_bandwidth: float | None = None
     """Share of the memory's peak bandwidth."""
 
@@ -38,10 +38,10 @@ class Counters:
 
     Args:
         gpu: Its ``GPU-...`` UUID.
-        nvml: The module ``pynvml``, or something that behaves like it.
+        nvml: The module ``pynvml``, or an object with its interface.
 
     Attributes:
-        missing: Why utilisation cannot be read here; empty where it can.
+        missing: Reason why utilization cannot be read; empty if it can.
     """
 
     def __init__(self, gpu: str, *, nvml: Any = None) -> None:
@@ -51,27 +51,27 @@ class Counters:
         try:
             self._nvml = nvml or importlib.import_module("pynvml")
         except ImportError as error:
-            self.missing = f"NVML cannot be asked: {error}; install nvidia-ml-py"
+            self.missing = f"NVML is unavailable: {error}; install nvidia-ml-py"
             return
         try:
             self._nvml.nvmlInit()
             self._is_open = True
             self._device = self._nvml.nvmlDeviceGetHandleByUUID(gpu)
-            # A virtual GPU may announce counters that it lacks.
+            # a virtual GPU may announce counters that it lacks
             if not self._nvml.nvmlGpmQueryDeviceSupport(self._device).isSupportedDevice:
-                self.missing = "this GPU has no GPM; it takes Hopper (H100, H200) or later, not virtualised"
+                self.missing = "this GPU has no GPM; it needs Hopper (H100, H200) or newer, not virtualized"
             elif self._between_samples(lambda: time.sleep(_PROBE_SECONDS)) == Utilisation():
-                self.missing = "NVML took two samples and made no metric of them, as on a virtual GPU"
+                self.missing = "NVML took two samples but returned no metric, as on a virtual GPU"
         except self._nvml.NVMLError as error:
-            self.missing = f"NVML refuses: {error}"
+            self.missing = f"NVML raised: {error}"
 
     def during(self, work: Callable[[], object], seconds: float = MIN_SECONDS) -> Utilisation | None:
-        """Repeats ``work``, which keeps the device busy, and returns the use of the device; None where NVML fails.
+        """Repeats ``work``, which keeps the device busy, and returns the utilization; None if NVML fails.
 
-        It takes ``seconds``, or the least that counters need; RuntimeError where they are ``missing``.
+        Takes ``seconds``, or the counters' minimum. Raises RuntimeError if they are ``missing``.
         """
         if self.missing:
-            raise RuntimeError(f"there are no counters: {self.missing}")
+            raise RuntimeError(f"counters are unavailable: {self.missing}")
         end = time.monotonic() + max(seconds, MIN_SECONDS)
 
         def repeat() -> None:
@@ -84,7 +84,7 @@ class Counters:
             return None
 
     def close(self) -> None:
-        """Releases NVML; a second call does nothing."""
+        """Releases NVML; idempotent."""
         self._device = None
         if self._is_open:
             self._is_open = False
@@ -120,13 +120,13 @@ class Counters:
 
 
 def open_counters(backend: Backend) -> Counters | None:
-    """Opens the counters of a backend's GPU, which the caller closes; None on the host, which has none."""
+    """Opens the counters of a backend's GPU, to be closed by the caller; None on the host."""
     if backend.torch_device.type != "cuda":
         return None
     return Counters(describe_devices()[backend.torch_device.index or 0].uuid)
 
 
 def _share(metric: Any) -> float | None:
-    """Percent to a share; None where NVML has no value or one out of range."""
+    """Converts percent to a share; None if the value is missing or out of range."""
     value = float(metric.value) / 100
     return min(1.0, value) if metric.nvmlReturn == 0 and 0 <= value < float("inf") else None

@@ -1,7 +1,7 @@
-"""The share of the CPU that other processes take, from ``/proc``: a time measured beside them means little.
+"""The share of the CPU used by other processes, from ``/proc``; it marks disturbed measurements.
 
-Own time is that of the process tree, ended children included; of several ranks of torchrun, that of their common
-parent. The cores are those that the process may run on, or its control group's quota if that is less.
+The process tree counts as own, including ended children; under torchrun, that of the ranks' common parent. The cores
+are those that the process may use, or its control group's quota if that is less.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class CpuTime:
     """CPU time over an interval, in seconds."""
 
     foreign: float = 0.0
-    """Time that other processes took; a tick may be counted early or late, so it may be below 0."""
+    """CPU time of other processes; may be negative by a tick."""
     capacity: float = 0.0
-    """Time that all cores have."""
+    """CPU time of all cores."""
     wall: float = 0.0
 
     @property
     def share(self) -> float | None:
-        """Part of the cores' time that other processes took, 0 to 1; None where the interval is too short to count."""
+        """Share of the CPU time used by other processes, 0 to 1; None if the interval is too short."""
         return None if self.wall < _SHORTEST_S else min(1.0, max(0.0, self.foreign / self.capacity))
 
     def __add__(self, other: CpuTime) -> CpuTime:
@@ -45,7 +45,7 @@ class CpuTime:
 
 
 class ForeignLoad:
-    """Measures the CPU time that other processes took since it was made; None, unknown, without ``/proc/stat``."""
+    """Measures the CPU time of other processes since its creation; None without ``/proc/stat``."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -54,7 +54,7 @@ class ForeignLoad:
 
     @property
     def taken(self) -> CpuTime | None:
-        """CPU time so far; None where unknown."""
+        """CPU time so far; None if unknown."""
         start, now = self._start, self._read()
         if start is None or now is None:
             return None
@@ -66,7 +66,7 @@ class ForeignLoad:
         return None if (taken := self.taken) is None else taken.share
 
     def _read(self) -> tuple[float, float, float] | None:
-        """Returns the clock, the CPU seconds that others took since boot, and the number of cores."""
+        """Returns the clock, the CPU seconds of other processes since boot, and the number of cores."""
         wall, hertz = time.monotonic(), os.sysconf("SC_CLK_TCK")
         try:
             busy_s, num_cores = self._limited_group() or (self._busy_ticks() / hertz, float(len(self._cores)))
@@ -85,7 +85,7 @@ class ForeignLoad:
         return sum(int(fields[index]) for fields in listed for index in _BUSY_FIELDS)
 
     def _limited_group(self) -> tuple[float, float] | None:
-        """CPU seconds and cores of the control group (version 2) whose quota allows the fewest cores; None: all."""
+        """Returns CPU seconds and cores of the control group (version 2) with the smallest quota; None: no quota."""
         top = self._root / "sys/fs/cgroup"
         lines = (self._root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
         inner = top / next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), "")
@@ -99,20 +99,20 @@ class ForeignLoad:
         return least if least[1] < len(self._cores) else None
 
     def _tree(self, process: int) -> Iterator[int]:
-        """Yields a process and its living descendants."""
+        """Yields a process and its live descendants."""
         yield process
         for listed in (self._root / f"proc/{process}/task").glob("*/children"):
             for child in _text_of(listed).split():
                 yield from self._tree(int(child))
 
     def _ticks_of(self, process: int) -> int:
-        """User and system time of a process and of its children that have ended; 0 once it is gone."""
+        """Returns user and system time of a process and its ended children; 0 after its end."""
         fields = _text_of(self._root / f"proc/{process}/stat").rpartition(")")[2].split()
         return sum(map(int, fields[11:15]))
 
 
 def _text_of(path: Path) -> str:
-    """A file's text; empty where there is none, as once its process has ended."""
+    """Returns a file's text; empty if it does not exist, such as after the end of its process."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError:
@@ -120,24 +120,24 @@ def _text_of(path: Path) -> str:
 
 
 class Retries:
-    """Repeats measurements on the host during which others took the CPU, for ``settings.retry_seconds`` in all."""
+    """Repeats measurements on the host that other processes disturbed, for ``settings.retry_seconds`` in total."""
 
     def __init__(self, settings: ProfileSettings, device: Device) -> None:
         self.taken = CpuTime()
-        """Over the tries that count."""
+        """CPU time over the accepted tries."""
         self._settings, self._device = settings, device
-        self._seconds = settings.retry_seconds if device.kind == "host" else 0.0  # events time a GPU's own work
+        self._seconds = settings.retry_seconds if device.kind == "host" else 0.0  # events measure the GPU itself
 
     @property
     def note(self) -> str:
-        """The note for the result, if others used the CPU; UnstableMeasurementError if the settings are strict."""
+        """A note for the result if other processes used the CPU; UnstableMeasurementError if settings are strict."""
         share, settings = self.taken.share or 0.0, self._settings
         return note_of_others(share, self._device, strict=settings.strict) if share > settings.foreign_share else ""
 
     def quietest(self, take: Callable[[], _Measured]) -> tuple[_Measured, float | None]:
-        """Measures up to three times, until others take little enough of the CPU.
+        """Measures up to three times, until the CPU is idle enough.
 
-        Returns the quietest try and the share that others took, None where unknown.
+        Returns the least disturbed try and the share of other processes, None if unknown.
         """
         tries: list[tuple[_Measured, CpuTime]] = []
         while True:

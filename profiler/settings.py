@@ -1,4 +1,4 @@
-"""Bounds of a profiling run: its quotas, its time, its repetitions, its tolerance of noise."""
+"""Settings of a profiling run: quotas, time, repetitions, and tolerance of noise."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ QuotaChoice = Literal["tenths", "all"]
 
 
 def default_quotas(device: Device) -> tuple[int, ...]:
-    """Returns the slots nearest to tenths of a device, paper section 3.3; all of them up to ten slots."""
+    """Returns the slots nearest to tenths of a device (paper section 3.3); up to ten slots, all."""
     return tuple(sorted({max(1, round(tenth * device.num_slots / 10)) for tenth in range(1, 11)}))
 
 
 def choose_quotas(choice: Iterable[int] | QuotaChoice, device: Device) -> tuple[int, ...]:
-    """Returns the quotas of a choice in slots, rising; InvalidPlanError if one is not of the device."""
+    """Returns the quotas of a choice in slots, increasing; raises InvalidPlanError for a quota outside the device."""
     if choice == "tenths":
         return default_quotas(device)
     if choice == "all":
@@ -34,28 +34,28 @@ def choose_quotas(choice: Iterable[int] | QuotaChoice, device: Device) -> tuple[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileSettings:
-    """Bounds of a profiling run; ValueError if one is out of range."""
+    """Settings of a profiling run; raises ValueError if one is out of range."""
 
     warmup: int = 2
-    """Repetitions before the first one that counts."""
+    """Warm-up repetitions."""
     min_repeats: int = 5
     max_repeats: int = 40
     """Repetitions of a sample."""
     spread: float = 0.05
-    """Repeat until the quartiles lie within this share of the median."""
+    """Repeats until the quartiles are within this share of the median."""
     sample_seconds: float = 1.0
-    """Time after which a sample is taken as it is."""
+    """Maximum time of a sample."""
     foreign_share: float = COMPARABLE_SHARE
-    """Share of this process's cores' time that others may take before a sample on the host is measured again."""
+    """Share of the CPU time by other processes above which a sample on the host is repeated."""
     retry_seconds: float = 20.0
-    """Time for measuring again, over the whole run; then the quietest try counts."""
+    """Time for repetitions over the whole run; then the least disturbed try counts."""
     strict: bool = False
-    """Raises where others took more than ``foreign_share``, which otherwise marks the profile; on a GPU it does."""
+    """Raises an error above ``foreign_share``, which otherwise marks the profile. On a GPU always marks it."""
     pairs: bool = True
-    """Measures modules side by side, two at a time."""
+    """Measures pairs of modules side by side."""
     max_seconds: float | None = None
-    """Time for all measurements; ``Profile.left_out`` has the rest. The largest and the smallest quota of each module
-    are always measured: nothing is predicted outside of them."""
+    """Time for all measurements; ``Profile.left_out`` lists what is missing. The largest and the smallest quota of each
+    module are always measured, because nothing is extrapolated."""
 
     def __post_init__(self) -> None:
         if self.warmup < 0 or not 1 <= self.min_repeats <= self.max_repeats:
@@ -64,6 +64,6 @@ class ProfileSettings:
                 "of 0 or more and 1 <= min_repeats <= max_repeats"
             )
         if not (self.spread > 0 and self.sample_seconds > 0 and self.foreign_share > 0 and self.retry_seconds >= 0):
-            raise ValueError("spread, sample_seconds and foreign_share are positive, and retry_seconds is 0 or more")
+            raise ValueError("use positive spread, sample_seconds and foreign_share, and retry_seconds of 0 or more")
         if self.max_seconds is not None and not self.max_seconds >= 0:
             raise ValueError(f"max_seconds={self.max_seconds}; use 0 or more, or None for no deadline")

@@ -1,4 +1,4 @@
-"""Profiling a whole graph: each module alone at every degree and quota, then modules side by side."""
+"""Profiles a graph: each module alone at every degree and quota, then modules side by side."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from mosaic.profiler.timing import measure, measure_beside
 
 _LOG = logging.getLogger("mosaic")
 _LANE_BYTES = 64 << 20
-"""cuBLAS's workspaces of a lane: 32 MiB on Hopper for each pair of stream and handle, of which the launching thread and
-autograd's have one each."""
+"""cuBLAS workspaces of a lane: 32 MiB on Hopper per pair of stream and handle; the launching thread and autograd's have
+one handle each."""
 _OUT_OF_MEMORY = "out of memory"
 _MAX_CHARACTERS = 300
 
 ProgressCallback = Callable[[str, int, int], None]
-"""Called with the next measurement, the number of measurements done, and about how many there are."""
+"""Called with the next measurement, the number of completed ones, and the approximate total."""
 
 
 class ModuleFailedError(UnsupportedModelError):
@@ -67,25 +67,24 @@ def profile_modules(
     settings: ProfileSettings | None = None,
     progress: ProgressCallback | None = None,
 ) -> Profile:
-    """Measures every module of a graph on a backend; the model is left as it was found.
+    """Measures every module of a graph on a backend; the model is not changed.
 
-    A point at which a module fails is kept as infeasible, with the error. Modules take turns: first the largest and the
-    smallest quota of each, then the others from large to small, then modules side by side. What is measured on the host
-    while other processes take the CPU is measured again, within ``settings.retry_seconds``. Degrees above 1 are
-    composed: one replica's share of the batch is timed here, and the sum of the gradients over ``network`` is added to
-    its backward.
+    A point at which a module fails is recorded as infeasible with its error. Modules take turns: first the largest and
+    the smallest quota of each, then the others from large to small, then modules side by side. Measurements on the host
+    that other processes disturb are repeated within ``settings.retry_seconds``. Degrees above 1 are composed: one
+    replica's share of the batch is timed, and the gradient reduction over ``network`` is added to its backward.
 
     Raises:
-        InvalidPlanError: A quota is below one slot or above the device.
+        InvalidPlanError: A quota is outside the device.
         ValueError: A degree is below 1, or above 1 without a network.
-        ModuleFailedError: A module fails wherever it is run.
+        ModuleFailedError: A module fails at every quota.
         UnstableMeasurementError: Other processes used the CPU, and ``settings`` are strict; or memory ran out.
     """
     chosen, sorted_degrees = choose_quotas(quotas, backend.device), tuple(sorted({1, *degrees}))
     if sorted_degrees[0] < 1:
-        raise ValueError(f"degrees {sorted_degrees}; use degrees from 1 on")
+        raise ValueError(f"degrees={sorted_degrees}; use 1 or more")
     if len(sorted_degrees) > 1 and network is None:
-        raise ValueError(f"degrees {sorted_degrees} need communication; give network, such as a Cluster or a Link")
+        raise ValueError(f"degrees={sorted_degrees} need a network; pass a Cluster or a Link")
     settings, cache = settings or ProfileSettings(), cache or ProfileCache()
     sweep = _Sweep({each.name: each for each in subjects}, graph, backend, settings, cache, progress)
     with preserved(model, alone=subjects):
@@ -104,7 +103,7 @@ class _Sweep:
     progress: ProgressCallback | None
     lanes: Lanes = field(init=False)
     samples: dict[tuple[str, int], list[Sample]] = field(default_factory=dict)
-    """Compute alone, by module and degree."""
+    """Without communication, by module and degree."""
     memory: dict[str, ModuleMemory] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     num_done: int = 0
@@ -130,7 +129,7 @@ class _Sweep:
         partitions = [all_slots[:quota] for quota in quotas] + [slots for _ in beside for slots in halves]
         with self.backend.open_lanes(partitions) as self.lanes:
             turns = deque(self._measure_module(name, quotas, degrees) for name in self.subjects)
-            while turns:  # one point each, so a deadline leaves out equal parts
+            while turns:  # one point per module in turn, so a deadline affects all equally
                 if next(turn := turns.popleft(), None) is not None:
                     turns.append(turn)
             pairs = tuple(sample for names in beside for sample in self._measure_pair(names, halves))
@@ -143,7 +142,7 @@ class _Sweep:
         )
         if self.left_out:
             seconds = self.settings.max_seconds
-            _LOG.warning("profiling was over after %s s; not measured: %s", seconds, "; ".join(self.left_out))
+            _LOG.warning("profiling reached its limit of %s s; not measured: %s", seconds, "; ".join(self.left_out))
         if note := self.retries.note:
             _LOG.warning("while the modules were profiled, %s", note)
         return Profile(
@@ -160,12 +159,12 @@ class _Sweep:
         )
 
     def _measure_module(self, name: str, quotas: tuple[int, ...], degrees: tuple[int, ...]) -> Iterator[int]:
-        """Measures what is missing, keeps each point at once, and yields its quota, so that modules can take turns."""
+        """Measures missing points, caches each at once, and yields its quota, so that modules can take turns."""
         subject, activation_bytes = self.subjects[name], 0
         memory = self.cache.record(self.keys[name]).memory
         if memory is None:
             self._warm_up(subject)
-            with attempt():  # if it fails on all slots, its weights alone count
+            with attempt():  # if it fails on all slots, only its weights count
                 activation_bytes = self.lanes.lane(tuple(range(quotas[-1]))).submit(subject.activation_bytes).wait()
             parameters = list(subject.module.parameters())
             weight_bytes = sum(tensor.nbytes for tensor in (*parameters, *subject.module.buffers()))
@@ -182,21 +181,20 @@ class _Sweep:
             yield from self._measure_degree(name, degree, quotas, samples)
             reasons = [sample.infeasible for sample in samples]
             if degree == 1 and None not in reasons:
-                what = f"{name!r} ran at no quota; it raised {reasons[0]}. Mend the module, make the batch smaller, or "
-                what += "leave it out (exclude)"
+                what = f"{name!r} failed at every quota with {reasons[0]}; fix the module, use a smaller batch, or exclude it"
                 if all(str(reason).startswith(_OUT_OF_MEMORY) for reason in reasons):
                     raise UnstableMeasurementError(what)
                 raise ModuleFailedError(what, module=name, raised=str(reasons[0]))
 
     def _measure_degree(self, name: str, degree: int, quotas: tuple[int, ...], samples: list[Sample]) -> Iterator[int]:
-        """Adds to ``samples``. Once the deadline is over, two quotas on one device are enough: both ends that ran."""
+        """Adds to ``samples``. After the deadline, the two end quotas on one device are enough."""
         try:
             part = split_batch(self.subjects[name], degree)
         except UnsupportedModelError as error:
             samples += [sample for quota in quotas for sample in _infeasible(name, degree, quota, str(error))]
             return
         left_out: list[int] = []
-        # The ends, outside of which nothing is predicted, then from large to small.
+        # both ends first because nothing is extrapolated, then from large to small
         for index, quota in enumerate((quotas[-1], *quotas[:-1][:1], *reversed(quotas[1:-1]))):
             if cached := self._cached(name, degree, quota):
                 samples += cached
@@ -212,7 +210,7 @@ class _Sweep:
             self.left_out.append(_point(name, left_out, degree))
 
     def _cached(self, name: str, degree: int, quota: int) -> tuple[Sample, ...]:
-        """Returns the samples of a point that this run would take, perhaps those of an equal module."""
+        """Returns cached samples of a point, perhaps of an equal module."""
         samples = tuple(
             dataclasses.replace(sample, module=name)
             for sample in self.cache.record(self.keys[name]).samples
@@ -222,7 +220,7 @@ class _Sweep:
         return samples if is_good else ()
 
     def _measure_point(self, part: Subject, degree: int, quota: int) -> tuple[Sample, ...]:
-        """Returns a sample for each phase; caches them unless the module failed, or other processes took the CPU."""
+        """Returns a sample per phase; caches them unless the module failed or other processes used the CPU."""
         lane, device = self.lanes.lane(tuple(range(quota))), self.backend.device
         if self.lanes.streams is not None:  # workspaces of earlier lanes
             self.lanes.streams.api.release_workspaces()
@@ -248,7 +246,7 @@ class _Sweep:
         return samples
 
     def _measure_pair(self, names: tuple[str, ...], halves: Sequence[tuple[int, ...]]) -> tuple[PairSample, ...]:
-        """Returns two samples for each phase of two modules; none where they fail, which is logged."""
+        """Returns two samples per phase of two modules; none, with a log message, if they fail."""
         quotas = {name: len(slots) for name, slots in zip(names, halves, strict=True)}
         cached = self.cache.pair(self.keys, quotas)
         if min((len(pair.alone_ms) for pair in cached), default=0) >= self.settings.min_repeats:
@@ -285,7 +283,7 @@ class _Sweep:
         return pairs
 
     def _composed(self, sample: Sample, network: Network | None) -> Sample:
-        """Returns a degree's sample from its measured compute: backward also sums the gradients, hidden by nothing."""
+        """Composes a degree's sample from its measured compute; gradient reduction does not overlap."""
         if sample.degree == 1 or network is None:
             return sample
         reduce_ms = 0.0
@@ -299,11 +297,11 @@ class _Sweep:
         if self.progress is not None:
             self.progress(point, self.num_done, max(self.num_expected, self.num_done + 1))
         self.num_done += 1
-        for subject in subjects:  # cached subjects have not run yet
+        for subject in subjects:  # a cached subject has not run yet
             self._warm_up(subject, degree)
 
     def _warm_up(self, subject: Subject, degree: int = 1) -> None:
-        """Lets libraries choose kernels on the whole device, once a module and degree."""
+        """Lets libraries choose kernels on the whole device, once per module and degree."""
         if self.lanes.launches_inline and (subject.name, degree) not in self.warm:
             self.warm.add((subject.name, degree))
             with attempt():
@@ -311,23 +309,23 @@ class _Sweep:
 
 
 class Attempt:
-    """The outcome of a block that may fail: the error in one line."""
+    """Catches the error of a block and keeps it as one line."""
 
     reason: str | None = None
 
 
 @contextmanager
 def attempt() -> Iterator[Attempt]:
-    """Keeps what the block raises as a reason and releases what it held; interrupts go on as errors."""
+    """Keeps the block's error as a reason and releases its frames; interrupts are raised."""
     outcome, is_memory = Attempt(), False
     try:
         yield outcome
-    except Exception as error:  # of any kind: the user's module raised it
+    except Exception as error:  # a user's module may raise anything
         is_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         kind = _OUT_OF_MEMORY if is_memory else type(error).__name__
         outcome.reason = f"{kind}: {lines[0][:_MAX_CHARACTERS]}" if lines else kind
-        if is_memory:  # the caller holds the error, whose frames hold tensors
+        if is_memory:  # the error's frames hold tensors
             traceback.clear_frames(error.__traceback__)
     if is_memory:
         gc.collect()
@@ -346,7 +344,7 @@ def _infeasible(module: str, degree: int, quota: int, reason: str) -> tuple[Samp
 
 
 def now_utc() -> str:
-    """Returns the time as ISO 8601, UTC, to the millisecond; texts sort by time."""
+    """Returns the time as ISO 8601 in UTC, with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 

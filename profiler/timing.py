@@ -1,8 +1,7 @@
-"""Times of a module on a lane: alone, and beside other modules on partitions of their own.
+"""Times modules on lanes: alone, and beside other modules on their own partitions.
 
 On the host a lane is a thread. On CUDA the calling thread launches for all lanes, so their launches take turns in small
-pieces, and nothing waits before all are launched. A piece counts as *side by side* only if the other lanes ran from its
-beginning to its end.
+pieces without waiting. A piece counts as *side by side* only if the other lanes ran during all of it.
 """
 
 from __future__ import annotations
@@ -26,26 +25,26 @@ from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
 
 Call = Callable[[], object]
-"""One repetition of some work; launches on the current stream, or runs on the calling thread."""
+"""One repetition; launches on the current stream, or runs on the calling thread."""
 
 MAX_PIECES = 300
-"""A stream's queue of launches is finite: full, it would keep the other lane from its own."""
+"""Limits launches ahead: a full queue of one stream would block launches to the other lane."""
 
 _CPU = torch.device("cpu")
-_TRIES = 3  # on a busy machine a thread may wait for its core while all others run
+_TRIES = 3  # on a busy machine a thread may wait for its core
 _MAX_IN_BATCH = 5
-_BATCH_SHARE = 0.05  # of the time for a sample
+_BATCH_SHARE = 0.05  # share of a sample's time
 _SLICE_MS = 0.5
 _MIN_SLICES = 8
-_LAUNCH_MS = 0.02  # about what a piece takes to launch, its mark included
+_LAUNCH_MS = 0.02  # approximate launch time of a piece and its mark
 _MAX_HOLD_MS = 5.0
 _WAIT_S = 120.0
 
 
 def measure(subject: Subject, lane: Lane, settings: ProfileSettings) -> dict[Phase, tuple[float, ...]]:
-    """Times forward and backward of a module on a lane while the others are idle; waits once a batch of repetitions.
+    """Times forward and backward of a module alone on a lane; synchronizes once per batch of repetitions.
 
-    Returns milliseconds of each repetition; zeros for the backward of a module without gradients.
+    Returns milliseconds per repetition; zeros for the backward of a module without gradients.
     """
 
     def step() -> tuple[Mark, Mark, Mark]:
@@ -76,14 +75,14 @@ def measure(subject: Subject, lane: Lane, settings: ProfileSettings) -> dict[Pha
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The timed pieces of one lane, of ``calls`` each."""
+    """The timed pieces of one lane, with ``calls`` calls each."""
 
     marks_ms: tuple[float, ...]
-    """Beginning of the first piece, and end of each, on a clock that all lanes share."""
+    """Start of the first piece and end of each piece, on the lanes' common clock."""
     calls: int
 
     def within(self, start_ms: float, end_ms: float) -> tuple[float, ...]:
-        """Returns milliseconds a call of the pieces that lie in a window."""
+        """Returns milliseconds per call of the pieces within a window."""
         ends = itertools.pairwise(self.marks_ms)
         return tuple((b - a) / self.calls for a, b in ends if a >= start_ms and b <= end_ms)
 
@@ -94,17 +93,17 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class TimedWork:
-    """The work of one lane: at least ``pieces``, each of ``calls``."""
+    """The work of one lane: at least ``pieces`` pieces of ``calls`` calls."""
 
     lane: Lane
     call: Call
     calls: int
     pieces: int
     call_ms: float = 0.0
-    """About how long a call takes alone; decides in which order launches take turns."""
+    """Approximate time of a call alone; determines the order of launches."""
 
     def run(self, count: int) -> list[Mark]:
-        """Runs or launches some pieces from the lane's work; returns marks around each."""
+        """Runs or launches pieces from the lane's work; returns marks around each."""
         marks = [self.lane.mark()]
         for _ in range(count):
             for _ in range(self.calls):
@@ -114,9 +113,9 @@ class TimedWork:
 
 
 def run_alone(lane: Lane, call: Call, *, calls: int, pieces: int, held_on: torch.device | None = None) -> Pieces:
-    """Times ``pieces`` of ``calls`` each on one lane, and waits at the end.
+    """Times ``pieces`` pieces of ``calls`` calls on one lane, and synchronizes.
 
-    On a device ``held_on`` nothing starts before some of it has been launched, as in ``run_together``.
+    On a device ``held_on``, work starts after the first launches, as in ``run_together``.
     """
     if held_on is not None:
         _hold_back(held_on, pieces)
@@ -127,7 +126,7 @@ def run_alone(lane: Lane, call: Call, *, calls: int, pieces: int, held_on: torch
 def run_together(
     parts: Sequence[TimedWork], *, inline: bool, device: torch.device, seconds: float = _WAIT_S
 ) -> tuple[Pieces, ...]:
-    """Keeps all lanes running until each has its pieces; lanes that are threads stop after ``seconds`` all the same.
+    """Keeps all lanes running until each has its pieces; thread lanes stop after ``seconds`` in any case.
 
     ``inline``: the calling thread launches the work (``Lanes.launches_inline``).
     """
@@ -138,15 +137,15 @@ def run_together(
 
 
 def window_ms(pieces: Sequence[Pieces]) -> tuple[float, float]:
-    """Returns when all of them were running; the end lies before the start if they never were."""
+    """Returns the window in which all lanes ran; its end is before its start if there was none."""
     return max(own.marks_ms[0] for own in pieces), min(own.marks_ms[-1] for own in pieces)
 
 
 def _hold_back(device: torch.device, pieces: int) -> None:
-    """Keeps the caller's stream busy while pieces are launched behind it, so that they start at one time."""
+    """Delays pieces on the caller's stream while they are launched, so that they start together."""
     if device.type == "cuda":
         with torch.cuda.device(device):
-            torch.cuda._sleep(int(min(_MAX_HOLD_MS, pieces * _LAUNCH_MS) * 1.5e6))  # clock ticks, at about 1.5 GHz
+            torch.cuda._sleep(int(min(_MAX_HOLD_MS, pieces * _LAUNCH_MS) * 1.5e6))  # clock cycles at about 1.5 GHz
 
 
 def _on_clock(origin: Mark, marks: Sequence[Mark], calls: int) -> Pieces:
@@ -154,7 +153,7 @@ def _on_clock(origin: Mark, marks: Sequence[Mark], calls: int) -> Pieces:
 
 
 def _launch_in_turn(parts: Sequence[TimedWork]) -> list[list[Mark]]:
-    """Launches the next slice of the lane with the least launched, by time alone."""
+    """Launches the next slice of the lane with the least launched work, by time alone."""
     marks: list[list[Mark]] = [[] for _ in parts]
     tickets: list[Ticket[object]] = []
 
@@ -178,7 +177,7 @@ def _launch_in_turn(parts: Sequence[TimedWork]) -> list[list[Mark]]:
 
 
 def _run_on_threads(parts: Sequence[TimedWork], seconds: float) -> list[list[Mark]]:
-    """Starts all lanes; each goes on until every one has its pieces, counted from where all have begun."""
+    """Starts all lanes; each continues until all have their pieces, counted from their common start."""
     enough = [threading.Event() for _ in parts]
     marks: list[list[Mark]] = [[] for _ in parts]
     deadline = time.monotonic() + seconds
@@ -196,24 +195,24 @@ def _run_on_threads(parts: Sequence[TimedWork], seconds: float) -> list[list[Mar
                 if time.monotonic() > deadline:
                     break
         finally:
-            if counted < part.pieces:  # after the deadline or an error the others stop, too
+            if counted < part.pieces:  # after the deadline or an error the others stop
                 for event in enough:
                     event.set()
 
     tickets = [part.lane.submit(partial(work, mine)) for mine, part in enumerate(parts)]
-    with ExitStack() as stack:  # waits for all, even if one raises
+    with ExitStack() as stack:  # waits for all lanes even if one raises
         for ticket in tickets:
             stack.callback(ticket.wait)
     return marks
 
 
 class BesideTimes(NamedTuple):
-    """Raw measurements of one of several modules, in milliseconds."""
+    """Raw times of one of several modules, in milliseconds."""
 
     beside_ms: tuple[float, ...]
-    """While all others ran."""
+    """Beside all others."""
     alone_ms: tuple[float, ...]
-    """With the other partitions idle."""
+    """Alone."""
 
 
 def measure_beside(
@@ -225,9 +224,9 @@ def measure_beside(
     inline: bool = False,
     device: torch.device = _CPU,
 ) -> tuple[BesideTimes, ...]:
-    """Times one phase of modules, alone and side by side, on the same lanes, so that a drift of the machine hits both.
+    """Times one phase of modules alone and side by side in turn, on the same lanes.
 
-    Returns nothing where one of them has no such phase, or where they never ran at the same time.
+    Returns nothing if a module lacks the phase, or if they never ran at the same time.
     """
     calls: list[Call] = []
     for lane, subject in zip(lanes, subjects, strict=True):

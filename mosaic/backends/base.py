@@ -1,4 +1,4 @@
-"""The protocols of a backend: a device, and lanes that run work on partitions of it.
+"""The protocols of a backend: a device, and lanes that run work on its partitions.
 
 A *lane* is ordered work on one partition: a pinned thread on the host, a green-context stream on CUDA. Submitted work
 is represented by a *ticket*. ``tests/contract`` holds every backend of the table to these promises. A new backend
@@ -23,7 +23,7 @@ Result = TypeVar("Result", covariant=True)
 
 
 class Ticket(Protocol[Result]):
-    """The promise of one piece of submitted work."""
+    """A piece of submitted work."""
 
     @property
     def done(self) -> bool:
@@ -32,10 +32,10 @@ class Ticket(Protocol[Result]):
     def wait(self) -> Result:
         """Orders the caller after the work and returns its result.
 
-        On the host this blocks until the work has ended. On CUDA it makes the caller's stream wait, not the thread.
+        On the host this blocks the thread. On CUDA it makes the caller's stream wait, not the thread.
 
         Raises:
-            BaseException: The error of the work, each time.
+            BaseException: The error of the work, at each call.
         """
 
 
@@ -43,69 +43,69 @@ class Mark(Protocol):
     """A point in the order of a lane's work."""
 
     def ms_until(self, later: Self) -> float:
-        """Waits until both points have been passed; returns the milliseconds from this one to the later one."""
+        """Waits for both points; returns the milliseconds from this one to the later one."""
 
 
 class Lane(Protocol):
     """Ordered work on one partition."""
 
     slots: tuple[int, ...]
-    """The slots that its work holds while it runs."""
+    """The slots that its work occupies."""
     num_sms: int | None = None
-    """SMs that its work may use; None if it is not confined or the number is unknown."""
+    """Number of SMs that its work may use; None if it is unconfined or unknown."""
     num_threads: int | None = None
-    """Intra-op threads of its own thread; None if the caller's thread launches."""
+    """Intra-op threads of its thread; None if the caller's thread launches."""
 
     def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> Ticket[T]:
-        """Submits work that starts when all earlier work of this lane and all of ``after`` has ended.
+        """Submits work that starts after all earlier work of this lane and all of ``after``.
 
-        It also waits until no other lane holds one of its slots. It never waits for work submitted later, so
-        that submission order rules out deadlock. Work in ``after`` that failed does not stop it from starting.
+        It also waits until its slots are free on other lanes. It never waits for work submitted later, so deadlock is
+        impossible. It starts even if work in ``after`` failed.
 
-        Lanes that are no streams have a thread each, on which nothing else runs: ``submit`` returns before the end.
+        Lanes without streams have a thread each, and ``submit`` returns before the end.
 
-        On CUDA (``Lanes.launches_inline``) the work launches kernels, and *ends* when these have ended; the calling
-        thread launches it before ``submit`` returns, behind the work queued on the caller's own stream. Work on lanes
-        with a slot in common runs in the order of submission, even if the earlier one still waits for its inputs. A
-        backward that autograd launches later takes no turns with lanes that share its slots.
+        On CUDA (``Lanes.launches_inline``) the calling thread launches the work before ``submit`` returns, behind the
+        work queued on the caller's stream; the work *ends* with its kernels. Work on lanes with common slots runs in
+        the order of submission, even if the earlier one still waits for its inputs. A backward launched later by
+        autograd is not ordered against lanes that share its slots.
         """
 
     def mark(self) -> Mark:
-        """Marks the present point of the lane; call it from work that runs on it."""
+        """Marks the current point of the lane; call it from its work."""
 
 
 @runtime_checkable
 class Lanes(Protocol):
-    """The lanes that are open on one device, one for each distinct partition."""
+    """The open lanes of one device, one per distinct partition."""
 
     @property
     def streams(self) -> Any:
-        """Itself (``StreamLanes``) if the lanes are streams, with their events and graphs; otherwise None."""
+        """Itself (``StreamLanes``) if the lanes are streams; otherwise None."""
         return None
 
     @property
     def launches_inline(self) -> bool:
-        """True if the caller's thread launches the work: lanes then overlap only while no work blocks it."""
+        """True if the caller's thread launches the work; lanes then overlap only while no work blocks it."""
         return self.streams is not None
 
     def lane(self, slots: tuple[int, ...]) -> Lane:
-        """Returns the lane of a partition; raises KeyError if it was not opened."""
+        """Returns the lane of a partition; raises KeyError if it is not open."""
 
     def aside(self, name: str) -> Lane:
-        """Returns a lane that holds no slots, opened at the first call, for work that waits for other processes.
+        """Returns a lane without slots, opened at the first call, for work that waits for other processes.
 
         Raises:
-            BackendUnavailableError: Lanes have no threads that could wait.
+            BackendUnavailableError: Lanes have no threads.
         """
         raise BackendUnavailableError(
-            f"no lane without slots can be opened for {name!r}", found="streams", needed="lanes with threads"
+            f"a lane without slots is unavailable for {name!r}", found="streams", needed="lanes with threads"
         )
 
     def drain(self) -> None:
-        """Waits until everything submitted so far has ended; raises none of its errors."""
+        """Waits for all submitted work; raises none of its errors."""
 
     def close(self) -> None:
-        """Drains, then releases threads, streams and contexts. Calling it again does nothing."""
+        """Drains, then releases threads, streams and contexts; idempotent."""
 
     def __enter__(self) -> Self:
         return self
@@ -115,11 +115,11 @@ class Lanes(Protocol):
 
 
 class Backend(Protocol):
-    """A way to run modules on partitions of a device."""
+    """Runs modules on partitions of a device."""
 
     @property
     def name(self) -> str:
-        """Its name in the table of backends."""
+        """Name in the table of backends."""
 
     @property
     def device(self) -> Device:
@@ -127,64 +127,64 @@ class Backend(Protocol):
 
     @property
     def torch_device(self) -> torch.device:
-        """The device of its modules' tensors."""
+        """The torch device of its modules."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Conditions here that the user should know, a sentence each; empty when all is well."""
+        """Problems that the user should know, one sentence each."""
         return ()
 
     @property
     def api(self) -> StreamApi | None:
-        """The runtime whose streams its lanes are; None if they are not streams, and nothing can be captured."""
+        """The runtime of its lanes' streams; None if they are not streams, so nothing can be captured."""
         return None
 
     def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> Lanes:
-        """Opens one lane for each distinct partition, beforehand, so that a step never creates one.
+        """Opens one lane per distinct partition, before the steps.
 
         Raises:
-            InvalidPlanError: A partition is empty or asks for a slot that the device does not have.
+            InvalidPlanError: A partition is empty or has a slot outside the device.
         """
 
     def open_plain_lanes(self, partitions: Iterable[tuple[int, ...]], priorities: Sequence[int] | None = None) -> Lanes:
-        """Opens lanes under the names of partitions that nothing confines to these, for comparisons.
+        """Opens unconfined lanes under the names of partitions, for comparisons.
 
         Raises:
             BackendUnavailableError: Its lanes are confined.
         """
         raise BackendUnavailableError(
-            "plain streams cannot be had", found=f"the {self.name} backend, whose lanes are confined", needed="a GPU"
+            "plain streams are unavailable", found=f"the {self.name} backend, whose lanes are confined", needed="a GPU"
         )
 
     @property
     def sm_settings(self) -> str:
-        """Settings of its SMs that change how long modules take, in words; empty for the default ones."""
+        """Description of SM settings that affect times; empty by default."""
         return ""
 
     def with_sm_target(self) -> Backend:
-        """Returns a backend of the same device whose lanes set their SM count in libraries.
+        """Returns a backend of the same device whose lanes set SM targets in libraries.
 
         Raises:
             BackendUnavailableError: Its lanes have no SMs.
         """
         raise BackendUnavailableError(
-            f"sm_target cannot be had on the {self.name} backend; leave it out of Options",
+            f"the {self.name} backend has no sm_target; leave it out of Options",
             found=self.device.name,
             needed="SMs of a GPU (the cuda backend)",
         )
 
     def sm_target_pays(self) -> bool:
-        """Returns True if a measurement on this device showed a gain from libraries that know a lane's SM count."""
+        """Returns True if a measurement on this device showed a gain by SM targets."""
         return False
 
     def read_units(self) -> tuple[int, ...]:
-        """Returns the sorted ids of the SMs or cores that work runs on; call it from work on a lane.
+        """Returns the sorted ids of the SMs or cores of the calling work's lane.
 
         Raises:
-            BackendUnavailableError: They cannot be read here.
+            BackendUnavailableError: They cannot be read.
         """
         raise BackendUnavailableError(
-            "what work runs on cannot be read", found=f"the {self.name} backend", needed="a GPU, or Linux"
+            "the SMs or cores of work cannot be read", found=f"the {self.name} backend", needed="a GPU, or Linux"
         )
 
 
@@ -192,7 +192,7 @@ def checked_partitions(device: Device, partitions: Iterable[tuple[int, ...]]) ->
     """Returns the distinct partitions, each with its slots in order.
 
     Raises:
-        InvalidPlanError: A partition is empty or asks for a slot that the device does not have.
+        InvalidPlanError: A partition is empty or has a slot outside the device.
     """
     distinct = tuple(dict.fromkeys(tuple(sorted(slots)) for slots in partitions))
     for slots in distinct:

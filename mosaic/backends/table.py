@@ -1,7 +1,7 @@
-"""The one table of backends.
+"""The table of backends.
 
-A new backend is a package with a class that derives from ``mosaic.backends.base.Backend``, and a line here. Importing
-the table loads neither torch nor a driver.
+To add a backend, write a package with a class derived from ``mosaic.backends.base.Backend``, and add a line here.
+Importing the table loads neither torch nor a driver.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _host(ordinal: int) -> Backend:
     from mosaic.backends.host import HostBackend
 
     if ordinal != 0:
-        raise ValueError(f"device {ordinal} is not there: the host backend has one, 0")
+        raise ValueError(f"device {ordinal} does not exist; the host backend has only device 0")
     return HostBackend()
 
 
@@ -33,26 +33,26 @@ def _cuda(ordinal: int) -> Backend:
 
 
 BACKENDS: Mapping[str, Callable[[int], Backend]] = MappingProxyType({"cuda": _cuda, "host": _host})
-"""The function that opens a device of each backend, by name."""
+"""Functions that open a device, by backend name."""
 TORCH_TYPES: Mapping[str, str] = MappingProxyType({"cuda": "cuda", "cpu": "host"})
-"""The default backend for each type of torch device."""
+"""Default backends by type of torch device."""
 
 
 def open_backend(name: Backend | str, ordinal: int = 0) -> Backend:
     """Returns the backend of a name on one device.
 
     Args:
-        name: A name of the table, with the device's number or without: ``cuda:1``; or a backend, which is returned.
+        name: A name of the table, with or without the device's number (``cuda:1``); or a backend, which is returned.
         ordinal: The device's number if the name has none.
 
     Raises:
-        BackendUnavailableError: The device, or what it needs, is not there.
-        ValueError: The name is unknown, or another device of the host than 0 is requested.
-        TypeError: It is neither a backend nor a name.
+        BackendUnavailableError: The device or its requirements are missing.
+        ValueError: The name is unknown, or a host device other than 0 is requested.
+        TypeError: ``name`` is neither a backend nor a name.
     """
     if not isinstance(name, str):
         if not hasattr(name, "open_lanes"):
-            raise TypeError(f"backend={name!r} is a {type(name).__name__}; use a backend, or a name such as 'host'")
+            raise TypeError(f"backend={name!r} is a {type(name).__name__}; use a backend or a name such as 'host'")
         return name
     kind, colon, number = name.partition(":")
     if kind not in BACKENDS or (colon and not number.isdecimal()):
@@ -61,7 +61,7 @@ def open_backend(name: Backend | str, ordinal: int = 0) -> Backend:
 
 
 def present_backend() -> str:
-    """Returns the name of the GPU's backend if torch sees a GPU, and of the host's otherwise."""
+    """Returns the name of the GPU's backend if torch sees a GPU, otherwise of the host's."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "host"
@@ -71,7 +71,7 @@ def default_backend(device: torch.device) -> Backend:
     """Returns the backend for modules on a torch device.
 
     Raises:
-        BackendUnavailableError: No backend runs there, or what it needs is not there.
+        BackendUnavailableError: No backend runs there, or its requirements are missing.
     """
     if device.type not in TORCH_TYPES:
         raise BackendUnavailableError(

@@ -1,4 +1,4 @@
-"""``mosaic bench``: one question about a device, answered as a table, a JSON file and a picture."""
+"""``mosaic bench``: answers one question about a device with a table, a JSON file and a picture."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from mosaic.cli.options import BackendName, Json, console_beside, open_named_bac
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Measure the sharing of a GPU's SMs: one question per run, with a table, a JSON file and a picture.
+    """Measure how the SMs of a GPU can be shared: a table, a JSON file and a picture for one question per run.
 
-    pool: the cost of a new context and stream, against one from the pool.
+    pool: the cost of creating a context and a stream, and of acquiring them from the pool.
     scaling: the time of a kernel at every quota.
     interference: the slowdown of two kernels side by side, over quotas.
-    isolation: the SMs that a partition really uses, and the delay of a short kernel beside a long one.
-    overlap: the same two modules one after the other, on plain and prioritised streams, and on partitions.
+    isolation: the SMs that a partition uses, and the delay of a short kernel beside a long one.
+    overlap: the step of two modules one after the other, on plain and prioritised streams, and on partitions.
 
-    Needs an NVIDIA GPU from Volta on and exits with 4 without one. --backend host runs the same measurement on CPU
+    Needs an NVIDIA GPU (Volta or newer); exits with 4 if there is none. --backend host runs the same measurement on CPU
     cores, as a dry run.
     """
 
     question: tyro.conf.Positional[Literal["pool", "scaling", "interference", "isolation", "overlap"]]
     """Question to answer."""
     size: Literal["full", "quick", "tiny"] = "full"
-    """quick: fewer quotas and repetitions; tiny: the smallest sizes that run all code; their times mean little."""
+    """quick: fewer quotas and repetitions; tiny: smallest sizes, to exercise the code; the times mean little."""
     seconds: float = float("inf")
-    """Stop after about this many seconds, keep the results so far, and name the rest."""
+    """Stop after about this many seconds, write the results so far, and list what was not measured."""
     backend: BackendName = "cuda"
     output: Path = Path("mosaic-bench")
     """Folder for QUESTION.json and QUESTION.png."""

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """List the checkpoints of a run, verify them, or export one to a plain safetensors file. Starts no model.
+    """List the checkpoints of a run, verify them, or export one as a plain safetensors file. Builds no model.
 
-    Exits with 1 if there is none, or a listed one is damaged.
+    Exits with 1 if there are none or one of those listed is damaged.
     """
 
     folder: Annotated[tyro.conf.Positional[Path], arg(metavar="FOLDER")]
-    """The folder of handle.save()."""
+    """The folder passed to handle.save()."""
     verify: bool = False
     """Read every file and compare it with its checksum."""
     step: int | None = None
-    """Use only the newest checkpoint of this step."""
+    """Use the newest checkpoint of this step only."""
     export: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Write the weights of the newest checkpoint, or of --step, as one safetensors file for the plain model."""
+    """Write the weights of the newest checkpoint (or of --step) to one safetensors file that the plain model loads."""
     json: Json = None
 
     def execute(self) -> None:
@@ -56,7 +56,7 @@ class Checkpoints:
             from mosaic.checkpoint.tensors import extract_weights
 
             count = extract_weights(checkpoints[0].path, self.export)
-            print(f"{count} tensors of {checkpoints[0].path} are in {self.export}", file=out)
+            print(f"wrote {count} tensors of {checkpoints[0].path} to {self.export}", file=out)
 
 
 def _row(checkpoint: Checkpoint, *, verify: bool) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from mosaic.errors import MosaicError
 from mosaic.report.context_picture import context_table, draw_context
 from mosaic.user_file import import_function
 
-MAX_BLOCKS = 8192  # whose tiles are counted within seconds
+MAX_BLOCKS = 8192  # counted within seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +25,17 @@ class ContextCommand:
     """Divide one sequence over ranks by the work of its attention, and compare load balancers.
 
     The mask is causal, or comes from FILE:FUNCTION, which returns a mosaic.context.MaskWords. The work is counted, not
-    measured: tiles in which tokens see each other, or pairs of tokens in long sequences.
+    measured: tiles with visible pairs, or for long sequences the visible pairs.
     """
 
     context: int
-    """Ranks that share the sequence."""
+    """Number of ranks that share the sequence."""
     mask: Annotated[str, arg(metavar="causal|FILE:FUNCTION")] = "causal"
-    """Causal, or a function without arguments or of the number of tokens and the seed."""
+    """causal, or a function. It takes no arguments, or the number of tokens and the seed."""
     tokens: int = 16384
-    """Tokens of the sequence, for a function without arguments about it."""
+    """Number of tokens, unless the function takes no arguments."""
     block: int = 128
-    """Least number of tokens that stay together."""
+    """Tokens per block; the tokens of a block stay on one rank."""
     method: str = "lpt"
     """The load balancer."""
     seed: int = 0
@@ -46,12 +46,12 @@ class ContextCommand:
 
     def execute(self) -> None:
         if min(self.context, self.tokens) < 1:
-            raise ValueError(f"context={self.context}, tokens={self.tokens}; use 1 or more of each")
+            raise ValueError(f"context={self.context}, tokens={self.tokens}; use 1 or more for each")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed={self.seed}; use 0 to {2**32 - 1}")
         if self.tokens > MAX_BLOCKS * self.block:
             least = -(-self.tokens // (MAX_BLOCKS * 128)) * 128
-            raise ValueError(f"tokens={self.tokens} are over {MAX_BLOCKS} blocks of {self.block}; use --block {least}")
+            raise ValueError(f"tokens={self.tokens} exceed {MAX_BLOCKS} blocks of {self.block}; use --block {least}")
         mask = mask_function(self.mask)(self.tokens, self.seed)
         plans = {
             name: plan_context(mask, self.context, method=name, block=self.block, seed=self.seed)
@@ -77,7 +77,7 @@ def mask_function(text: str) -> Callable[[int, int], MaskWords]:
     def make(num_tokens: int, seed: int) -> MaskWords:
         try:
             mask = function(num_tokens, seed) if takes_arguments else function()
-        except Exception as error:  # of any kind: the user's code runs
+        except Exception as error:  # user code may raise anything
             raise MosaicError(f"{text} raised {type(error).__name__}: {error}") from error
         if not isinstance(mask, MaskWords):
             raise MosaicError(f"{text} returned {type(mask).__name__}; return a mosaic.context.MaskWords")

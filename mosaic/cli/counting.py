@@ -1,4 +1,4 @@
-"""Counts the operators of a user's model, without memory for its weights and without a GPU."""
+"""Counts the operators of a user's model on meta tensors."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Counted:
     traffic: Mapping[str, ModuleTraffic]
     """Bytes of each module's inputs and outputs."""
     unknown: tuple[str, ...]
-    """Modules of unknown traffic."""
+    """Modules whose traffic is unknown."""
     dtype: str
-    """Number format of most of the arithmetic, such as ``bfloat16``."""
+    """Number format of most operations, such as ``bfloat16``."""
     description: str
-    """The numbers in that format, and the source of the choice."""
+    """What the format applies to."""
 
 
 def count_workload(
@@ -53,7 +53,7 @@ def count_workload(
         model: ``FILE:FACTORY`` or a model of the zoo.
         degrees: Data-parallel degrees; the batch is divided by each.
         kind: Kind of device.
-        dtype: Name in ``PRECISIONS``; by default that in which a factory made its model, or for one of the zoo what is
+        dtype: Name in ``PRECISIONS``; by default that of the factory's model, or for the zoo's
             usual on the device.
     """
     if dtype is None and model.startswith(ZOO):
@@ -99,14 +99,14 @@ def count_workload(
         traffic=traffic,
         unknown=tuple(unknown),
         dtype=most,
-        description=PRECISIONS[dtype] if dtype is not None else "the format of most of the model's arithmetic",
+        description=PRECISIONS[dtype] if dtype is not None else "the format of most of the model's operations",
     )
 
 
 def count_layers(
     where: str, machine: RankHardware, sharing: ContextSharing
 ) -> tuple[PipelineModel, list[CountedMicrobatch]]:
-    """Counts the layers of a model for a pipeline; its sample, for the zoo of one row by default, is one microbatch.
+    """Counts the layers of a model for a pipeline. Its sample is one microbatch (of one row for the zoo by default).
 
     A factory may return a list of microbatches, of which the first has every modality.
 
@@ -114,7 +114,7 @@ def count_layers(
         MosaicError: A microbatch is not a dict of keywords.
         UnsplittableError: The model cannot be cut between layers.
     """
-    from mosaic.parts.finding.find import find_split  # imports for a quarter of a second
+    from mosaic.parts.finding.find import find_split  # 0.25 s to import
     from mosaic.ranks.pipeline.counting import count_model
 
     if where.startswith(ZOO):
@@ -124,7 +124,7 @@ def count_layers(
         workload = load_workload(where)
     samples = workload.sample if isinstance(workload.sample, list) else [workload.sample]
     if wrong := [type(sample).__name__ for sample in samples if not isinstance(sample, dict)] or not samples:
-        raise MosaicError(f"{where} made a sample of {wrong}; for a pipeline a microbatch is a dict of keywords")
+        raise MosaicError(f"{where} returned samples {wrong}; for a pipeline return dicts of keywords")
     loss = _own_loss if workload.loss is mean_square else workload.loss
     split = find_split(workload.model, samples[0], loss=loss)
     counted = count_model(workload.model, split, samples[0], machine, sharing)
@@ -139,7 +139,7 @@ def _own_loss(output: Any) -> Any:
 
 def _traffic_of(subject: Subject, batch: int | None, counted: ModuleCounts) -> ModuleTraffic:
     if not counted.result_bytes:
-        raise UnsupportedModelError(f"{subject.name} returns objects that counting does not see through")
+        raise UnsupportedModelError(f"{subject.name} returns objects whose tensors cannot be counted")
     results = (counted.result_bytes, counted.result_gradient_bytes)
     try:
         return traffic_of(subject, results=results)
@@ -150,7 +150,7 @@ def _traffic_of(subject: Subject, batch: int | None, counted: ModuleCounts) -> M
 
 
 def _on_meta(model: nn.Module) -> nn.Module:
-    """Moves a model to the meta device and ties shared parameters again, which ``Module.to`` copies."""
+    """Moves a model to the meta device and ties shared parameters again; ``Module.to`` copies them."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)

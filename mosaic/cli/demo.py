@@ -1,4 +1,4 @@
-"""``mosaic demo``: the whole path on a real data set."""
+"""``mosaic demo``: the complete workflow on a real data set."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from mosaic.cli.options import BackendName, Json, Strict, console_beside, open_n
 class Demo:
     """Train a three-encoder model on real handwriting and synthetic speech, plain and colocated.
 
-    Finds and profiles the encoders, solves for a plan, checks that colocated training gives the numbers of plain
-    training (bit for bit on the host, within 1e-4 on a GPU), trains both ways in turn, and writes profile, plan,
-    measurements, a picture and a trace to a folder. Uses a GPU if present, with a larger model. Takes under three
-    minutes there and on two cores.
+    Finds and profiles the encoders, solves for a plan, and checks that colocated training gives the numbers of plain
+    training (bit for bit on the host, within 1e-4 on a GPU). Then it trains both ways in turn, and writes profile,
+    plan, measurements, a picture and a trace to a folder. Uses a GPU and a larger model if a GPU is present. Takes
+    under three minutes on a GPU or on two cores.
     """
 
     output: Path = Path("mosaic-demo")
     """Folder for the results."""
     backend: BackendName = None
     rounds: int = 12
-    """Rounds of training, plain and colocated in turn."""
+    """Number of rounds; each trains plain and colocated in turn."""
     strict: Strict = False
     json: Json = None
 
@@ -38,5 +38,5 @@ class Demo:
             record = run_demo(settings, self.output, backend, progress, console)
         console.print(summary_table(record))
         files = ", ".join(sorted(path.name for path in self.output.glob("*.*")))
-        console.print(f"files are in {self.output}: {files}")
+        console.print(f"wrote to {self.output}: {files}")
         write_json(record, self.json)

@@ -23,7 +23,7 @@ from mosaic.errors import BackendUnavailableError, CudaError, UnsupportedModelEr
 from mosaic.report.table import make_table
 
 Severity = Literal["error", "warning", "note"]
-"""``error``: it cannot run; ``warning``: partitions or a module may suffer; ``note``: good to know."""
+"""``error``: it cannot run; ``warning``: partitions or modules may be slow; ``note``: information."""
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
@@ -42,7 +42,7 @@ class Diagnosis:
     """Text and tables for the terminal, above the findings."""
 
     def find(self, severity: Severity, description: str, remedy: str) -> None:
-        """Adds a finding; the worst stand first."""
+        """Adds a finding; the most severe come first."""
         self.findings.append(Finding(severity, description, remedy))
         self.findings.sort(key=lambda finding: tuple(_STYLES).index(finding.severity))
 
@@ -62,11 +62,11 @@ class Diagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """Report this machine's devices, what works on it, what is missing, and the remedies.
+    """Report the devices of this machine, which features work, what is missing, and how to get it.
 
-    Exits 0 even without a GPU. --model diagnoses a model instead: modules that can be placed, and those that cannot
-    with their line of code and a remedy; exits 1 if the model cannot be colocated. --trace compares the ranks of a run
-    and names the slow ones.
+    Exits with 0 even without a GPU. --model diagnoses a model instead. It lists the modules that can be placed and, for
+    each of the others, the line of code and a remedy. It exits with 1 if the model cannot be colocated. --trace
+    compares the ranks of a run and names the slow ones.
     """
 
     model: OptionalModel = None
@@ -85,11 +85,11 @@ class Doctor:
         console.soft_wrap = True  # the terminal wraps sentences
         diagnosis.print(console)
         if self.model is not None and diagnosis.has_errors:
-            raise UnsupportedModelError(f"{self.model} cannot be colocated; the findings give reasons and remedies")
+            raise UnsupportedModelError(f"{self.model} cannot be colocated; see the findings above")
 
 
 def examine_model(where: str) -> Diagnosis:
-    """Constructs a model, ``FILE:FACTORY`` or one of the zoo; names what can be placed, and what prevents the rest."""
+    """Builds a model, ``FILE:FACTORY`` or the zoo's; lists modules that can be placed, and reasons for the others."""
     from mosaic.cli.workload import load_workload
     from mosaic.engine.examine import examine
 
@@ -119,12 +119,12 @@ def examine_traces(paths: tuple[Path, ...]) -> Diagnosis:
     blocks = [comparison.table(), *map(escape, sentences[len(comparison.slow) :])]
     diagnosis = Diagnosis({**asdict(comparison), "sentences": sentences}, blocks=blocks)
     for sentence in sentences[: len(comparison.slow)]:
-        diagnosis.find("warning", sentence, "look at that machine's clocks, temperatures and other processes")
+        diagnosis.find("warning", sentence, "check the clocks, temperatures and other processes of that machine")
     return diagnosis
 
 
 def examine_machine(environ: Mapping[str, str] = os.environ) -> Diagnosis:
-    """Examines devices, driver and torch; a broken driver raises no error. Does not import torch."""
+    """Examines devices, driver and torch without importing torch. A broken driver becomes a finding."""
     facts: dict[str, Any] = {"mosaic": mosaic.__version__, "platform": platform.platform()}
     facts |= {"python": platform.python_version(), "num_cores": len(os.sched_getaffinity(0)), "torch": _torch()}
     facts |= {"extension_loads": False, "driver": None, "devices": []}
@@ -153,7 +153,7 @@ def _examine_driver(diagnosis: Diagnosis) -> None:
     try:
         cuda.require_extension()
     except BackendUnavailableError as error:
-        remedy = "run `pip install -e .` (or `pip install .`) in Mosaic's folder; it needs g++ and Python's headers"
+        remedy = "run `pip install .` in Mosaic's folder; it needs g++ and Python's headers"
         diagnosis.find("error", f"the extension mosaic._C does not load: {error.found}", remedy)
         return
     facts["extension_loads"] = True
@@ -162,7 +162,7 @@ def _examine_driver(diagnosis: Diagnosis) -> None:
         facts["driver"] = asdict(driver)
         lost = cuda.lost_uses(driver)
         if missing := ", ".join(f"{call.name} ({call.since})" for call in driver.missing if call.use in lost):
-            remedy = "install a driver of CUDA 12.5 or newer: with this one SMs cannot be split and given streams"
+            remedy = "install a driver for CUDA 12.5 or newer; this one cannot create streams on partitions of the SMs"
             diagnosis.find("error", f"the driver (CUDA {driver.version}) lacks {missing}", remedy)
         for device in cuda.describe_devices() if "base" not in lost else ():
             facts["devices"].append({**asdict(device), "slots": None})
@@ -173,15 +173,15 @@ def _examine_driver(diagnosis: Diagnosis) -> None:
                 remedy = "update the driver (CUDA 12.5 or newer); green contexts also need a 64-bit Linux"
                 diagnosis.find("error", f"device {device.ordinal} cannot be split into slots: {error}", remedy)
     except BackendUnavailableError as error:
-        remedy = "install its driver (CUDA 12.5 or newer), start the container with GPUs, check CUDA_VISIBLE_DEVICES"
-        diagnosis.find("note", str(error), f"nothing without an NVIDIA GPU; else {remedy}")
+        remedy = "install a driver (CUDA 12.5 or newer), give the container its GPUs, check CUDA_VISIBLE_DEVICES"
+        diagnosis.find("note", str(error), f"none if the machine has no NVIDIA GPU; otherwise {remedy}")
     except CudaError as error:
-        remedy = "see whether `nvidia-smi` works, then `dmesg`; reboot, above all after an update of the driver"
+        remedy = "check `nvidia-smi`, then `dmesg`; after a driver update, reboot"
         diagnosis.find("error", str(error), remedy)
 
 
 def _examine_settings(diagnosis: Diagnosis, environ: Mapping[str, str]) -> None:
-    """Finds settings and other users that defeat partitions; the number of streams is not known yet."""
+    """Finds settings and other processes that defeat partitions, before the number of streams is known."""
     from mosaic.backends.cuda.environment import ask_nvml, find_in_process, find_on_device
 
     findings = [("", finding) for finding in find_in_process(environ)]
@@ -195,14 +195,14 @@ def _torch() -> dict[str, str | None] | None:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    # torch's CUDA version is in this file; importing torch would take a second.
+    # importing torch for its CUDA version takes a second
     text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     cuda = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
     return {"version": importlib.metadata.version("torch"), "cuda": cuda[1] if cuda else None}
 
 
 def _blocks(facts: Mapping[str, Any]) -> list[Any]:
-    """Returns a table of the parts, one of the GPUs, and what works."""
+    """Returns a table of components, one of GPUs, and the list of working features."""
     torch, driver = facts["torch"], facts["driver"]
     cuda = f"with CUDA {torch['cuda']}" if torch and torch["cuda"] else "without CUDA"
     parts = {

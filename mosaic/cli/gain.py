@@ -1,4 +1,4 @@
-"""``mosaic plan --explain-gain``: the predicted gain of a plan, and the bound of each module in plain words."""
+"""``mosaic plan --explain-gain``: the predicted gain of a plan and the bound of each module."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from mosaic.hardware import Hardware
 
 MEANING = {
-    "launch-bound": "the host's thread is slower than the GPU: CUDA graphs help, more SMs do not",
-    "SM-bound": "it slows down on fewer SMs, and gains from a neighbour only where it leaves SMs idle",
-    "bandwidth-bound": "a part of the SMs uses up the memory's bandwidth; another module can compute on the rest",
+    "launch-bound": "the launching thread is slower than the GPU; CUDA graphs help, more SMs do not",
+    "SM-bound": "it is slower on fewer SMs; a neighbour helps only if SMs are idle",
+    "bandwidth-bound": "some of the SMs saturate the memory bandwidth; another module can compute on the others",
 }
 RULE = (
     "rule of thumb: on the whole GPU a module is launch-bound, SM-bound or bandwidth-bound by the longest of three "
@@ -50,19 +50,19 @@ class Gain:
     source: str = "predicted"
     device: str
     sequential_ms: float
-    """A step one module at a time."""
+    """The step with one module at a time."""
     expected_ms: float
-    """A step with the plan as the loop launches it: not below ``launch_ms``."""
+    """The step with the plan, at least ``launch_ms``."""
     plan_ms: float
-    """A step with the plan if each module had a launching thread of its own."""
+    """The step with the plan, without the launch bound."""
     bound_ms: float | None
-    """No plan of whole modules is predicted faster; None without a bound."""
+    """Lower bound of all plans of whole modules; None without a bound."""
     launch_ms: float
-    """Launches of all kernels on the fullest GPU, a lower bound of an eager step; 0 on the host."""
+    """Time to launch all kernels of the busiest GPU, a lower bound of an eager step; 0 on the host."""
     modules: tuple[ModuleGain, ...]
 
     def print(self, console: Console) -> None:
-        """Prints a row for each module, and the expected step in plain words."""
+        """Prints a row for each module, and the expected step."""
         rows = [
             (m.name, *(f"{ms:.2f}" for ms in (m.whole_ms, m.launch_ms, m.sm_ms, m.bandwidth_ms)), m.bound_by)
             for m in self.modules
@@ -79,9 +79,9 @@ class Gain:
             best = f"{self.bound_ms:.2f} ms (at most {self.sequential_ms / self.bound_ms:.2f}×)"
             lines.append(f"bound, predicted: no plan of whole modules is under {best}")
         if self.launch_ms:
-            rest = "less than the plan's step, so launches do not bound it"
+            rest = "the plan's step is longer, so launches do not bound it"
             if self.launch_ms > self.plan_ms:
-                rest = f"an eager step takes at least that; with CUDA graphs the plan takes {self.plan_ms:.2f} ms"
+                rest = f"an eager step takes at least this time; with CUDA graphs the plan takes {self.plan_ms:.2f} ms"
             lines.append(f"one thread launches all kernels in {self.launch_ms:.2f} ms, predicted: {rest}")
         console.print(*lines, sep="\n", highlight=False, markup=False)
 

@@ -27,24 +27,24 @@ from mosaic.errors import BackendUnavailableError, InfeasibleError, InvalidRecip
 
 EXIT_CODES = """exit codes:
   0    done
-  1    it could not be done; the message says why and what to do
-  2    the command line, the model's sample or a recipe is wrong
+  1    failed; the message names the cause and a remedy
+  2    wrong command line, model sample or recipe
   3    no plan satisfies the constraints
-  4    there is no GPU here that could do it; the message says what is needed
+  4    no usable GPU; the message says what is needed
   5    a day was refused or quarantined
-  75   a day was interrupted, and goes on with the next start
+  75   a day was interrupted; the next start resumes it
   130  interrupted"""
 
 EVERYWHERE = """mosaic --version prints the version. Every command also takes
-  --quiet    print errors alone; results are in the files
-  --verbose  log what is decided, and show where an error was raised"""
+  --quiet    print only errors; results are in the files
+  --verbose  log decisions, and print the traceback of an error"""
 
 _LEVELS = {"--quiet": logging.ERROR, "--verbose": logging.INFO}
 _CODES = {InvalidRecipeError: 2, InfeasibleError: 3, BackendUnavailableError: 4, MosaicError: 1, ValueError: 2}
 
 
 def retrain() -> None:
-    """Retrain a model on each day's data, unattended: judge it against the champion, and promote it or not."""
+    """Retrain a model on each day's data without supervision, and promote it if it passes the gate."""
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -57,7 +57,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "checkpoints": Checkpoints,
     "retrain": retrain,
 }
-"""Commands by name: dataclasses of their options with a method ``execute``; ``retrain`` has commands of its own."""
+"""Commands by name: dataclasses of options with a method ``execute``; ``retrain`` has subcommands."""
 
 
 def _commands(words: Sequence[str]) -> dict[str, Callable[..., Any]]:
@@ -76,9 +76,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["--version"]:
         print(f"mosaic {mosaic.__version__}")
         return 0
-    if words[:1] != ["doctor"]:  # which reports the settings of the user's own scripts; torch and CUDA read them once
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads that spin take cores from other lanes
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a hardware queue a lane
+    if words[:1] != ["doctor"]:  # doctor reports them; torch and CUDA read them once
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning idle threads take cores from other lanes
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # one hardware queue per lane
     level = next((_LEVELS[word] for word in reversed(words) if word in _LEVELS), logging.WARNING)
     words = [word for word in words if word not in _LEVELS]
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
@@ -94,7 +94,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         command: Any = parse(_commands(words), prog="mosaic", description=description, args=words)
         check(command)
         return command.execute() or 0
-    except BrokenPipeError:  # the reader of standard output closed it
+    except BrokenPipeError:  # closed standard output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (MosaicError, ValueError, OSError) as error:
@@ -105,5 +105,5 @@ def run(arguments: Sequence[str] | None = None) -> int:
             Console(stderr=True).print_exception()
         return next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1)
     except KeyboardInterrupt:
-        Console(stderr=True).print("mosaic: interrupted; files are whole or not there", style="red")
+        Console(stderr=True).print("mosaic: interrupted; no file is incomplete", style="red")
         return 130

@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 _MODEL = arg(
     metavar="FILE:FACTORY",
-    help="The model: a function FACTORY in FILE that takes nothing and returns (model, sample) or (model, sample, "
+    help="The model: a function FACTORY in FILE without arguments that returns (model, sample) or (model, sample, "
     "loss): a module, one batch (dict of keywords, tuple of positions, or tensor), and a function from the model's "
     "output to a scalar. Or one of the zoo's, such as zoo:clip-tiny.",
 )
 Model = Annotated[str, _MODEL]
 OptionalModel = Annotated[str | None, _MODEL]
 Json = Annotated[Path | None, arg(metavar="FILE", help="Also write the result as JSON; - for standard output.")]
-Strict = Annotated[bool, arg(help="Fail if other processes used over a tenth of the CPU, instead of marking results.")]
+Strict = Annotated[bool, arg(help="Fail, instead of marking results, if other processes used over a tenth of the CPU.")]
 BackendName = Annotated[
     str | None,
-    arg(metavar="NAME", help="The device: host, cuda, or cuda:1; by default that of the model, or a GPU if present."),
+    arg(metavar="NAME", help="The device: host, cuda or cuda:1; by default the model's, or a GPU if present."),
 ]
 Method = Annotated[
     str,
-    arg(metavar="METHOD", help=f"Who plans: {describe_methods()}. The plan of one that is named runs as it is."),
+    arg(metavar="METHOD", help=f"Planner: {describe_methods()}. The plan of a named method runs without a trial."),
 ]
 DtypeName = Annotated[
     Dtype | None,
@@ -50,13 +50,13 @@ DtypeName = Annotated[
 
 
 def takes_stdout(target: Path | None) -> bool:
-    """Returns True if the JSON goes to standard output, which must then hold nothing else."""
+    """Returns True if the JSON goes to standard output, which then holds nothing else."""
     return target is not None and str(target) == "-"
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Continues without a reader, since files are still to be written."""
+        """Ignores a closed pipe, because files are still to be written."""
         with suppress(SystemExit):
             super().on_broken_pipe()
 
@@ -64,7 +64,7 @@ class _Console(Console):
 def console_beside(target: Path | None) -> Console:
     """Returns the console: standard error if standard output holds the JSON, silent with ``--quiet``.
 
-    In a pipe or a file, tables are as wide as they need.
+    In a pipe or a file, tables are not wrapped.
     """
     console = _Console(stderr=takes_stdout(target), quiet=logging.getLogger("mosaic").level >= logging.ERROR)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -75,10 +75,10 @@ def console_beside(target: Path | None) -> Console:
 def check(command: Any) -> None:
     """Refuses torchrun, a missing model file and targets that cannot be written, before anything is loaded."""
     if hasattr(command, "strict") and (size := os.environ.get("WORLD_SIZE") or "1") != "1":
-        raise ValueError(f"WORLD_SIZE is {size}, and this command measures one process; start it without torchrun")
+        raise ValueError(f"WORLD_SIZE={size}, but this command measures one process; start it without torchrun")
     path, colon, _ = (getattr(command, "model", None) or "").rpartition(":")
     if colon and path.endswith(".py") and not Path(path).is_file():
-        raise MosaicError(f"there is no file {path}")
+        raise MosaicError(f"{path} does not exist; name a Python file")
     for name in ("output", "json", "picture", "export"):
         target = getattr(command, name, None)
         if isinstance(target, Path) and not takes_stdout(target):

@@ -1,4 +1,4 @@
-"""``mosaic plan --pipeline``: a step of a pipeline, planned for described devices; needs no GPU."""
+"""``mosaic plan --pipeline``: plans a pipeline's step for described devices; needs no GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mosaic.report.pipeline_picture import PipelineRun, draw_pipelines, pipeline
 _PARTITIONS = ("auto", *PARTITION_METHODS)
 _BASELINES = arg(
     metavar="NAME",
-    help=f"Baselines to show beside it: {', '.join(BASELINES)}, or torch's .csv; none with --baselines alone.",
+    help=f"Baselines to compare with: {', '.join(BASELINES)}, or a .csv file of torch's; --baselines alone: none.",
 )
 
 
@@ -43,37 +43,37 @@ class PipelineCommand:
     """
 
     pipeline: int
-    """Pipeline ranks."""
+    """Number of pipeline ranks."""
     tensor: int = 1
-    """Devices that share each matrix."""
+    """Number of devices that share each matrix."""
     context: int = 1
-    """Devices that share each sequence."""
+    """Number of devices that share each sequence."""
     mask: Annotated[str | None, arg(metavar="causal|FILE:FUNCTION")] = None
-    """The mask of a backbone's sequences, as for --context alone; by default the model's."""
+    """The mask of the backbone's sequences, as for `mosaic plan --context`; by default the model's."""
     share: Annotated[str, arg(help=f"Load balancer of a sequence's blocks: {', '.join(CONTEXT_METHODS)}.")] = "lpt"
     data: int = 1
-    """Data-parallel copies of the pipeline."""
+    """Number of data-parallel copies of the pipeline."""
     model: Annotated[str, arg(metavar="zoo:NAME-SIZE[:BATCH]|FILE:FACTORY")] = "zoo:qwen3-vl-paper"
-    """Model of the zoo, by default with a batch of 1; or a function that returns a model and microbatches."""
+    """A model of the zoo, by default with a batch of 1, or a function that returns a model and microbatches."""
     device: str = "h100-80g"
     """A described device, by name or file."""
     microbatches: int = 16
-    """Microbatches of the step, unless FILE:FACTORY returns a list of them."""
+    """Number of microbatches of the step, unless FILE:FACTORY returns a list."""
     seed: int = 0
     """Seed of the search."""
     partition: Annotated[str, arg(help=f"Partition of layers: {', '.join(_PARTITIONS)}.")] = PlannerOptions().partition
-    method: Annotated[str, arg(help=f"Search method of orders: {', '.join(METHODS)}.")] = DEFAULT_METHOD
+    method: Annotated[str, arg(help=f"Search method for the order of tasks: {', '.join(METHODS)}.")] = DEFAULT_METHOD
     seconds: float = 5.0
-    """Seconds of an idle core for the search, which counts steps; ten times as many seconds end it."""
+    """Limit of the search in counted work, about seconds on an idle core; at most ten times as long on the clock."""
     threads: int = 1
-    """Threads of the search."""
+    """Number of threads of the search."""
     memory_gb: float | None = None
     """Memory of each device; by default from its description."""
     baselines: Annotated[tuple[str, ...], _BASELINES] = ("1f1b", "megatron", "zb-v")
     output: Path = Path("schedule.json")
-    """File of the schedule; with .csv in torch's form, which torchtitan's pipeline_parallel_schedule_csv reads."""
+    """File of the schedule; a .csv has torch's form, for torchtitan's pipeline_parallel_schedule_csv."""
     picture: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Also draw it below the fastest baseline, as .png or .svg."""
+    """Also draw the step below the fastest baseline, as .png or .svg."""
     json: Json = None
 
     def execute(self) -> None:
@@ -104,7 +104,7 @@ class PipelineCommand:
         sums = ""
         if (copies := self.data * self.context) > 1:
             sums_ms = gradient_sums_ms(machine, request.model, planned.partition)
-            sums = f", behind it {sums_ms:.1f} ms for sums of gradients over {copies} ranks"
+            sums = f", followed by {sums_ms:.1f} ms of gradient reduction over {copies} ranks"
         console.print(
             f"{planned.origin}: {len(planned.graph.tasks)} tasks; at most {planned.gap:.1%} longer than the best of "
             f"this partition (bound {planned.bound_ns / 1e6:.1f} ms){sums}; all times are simulated; "

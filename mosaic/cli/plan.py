@@ -38,27 +38,27 @@ if TYPE_CHECKING:
 class PlanCommand:
     """Solve for temporal stages and slot quotas, from a file or from a model's operators.
 
-    FILE is a profile of `mosaic profile`, or an instance: a machine and modules with their option tables, written by
-    hand (the format is in docs/planning.md). It needs neither torch nor a GPU. With --model operators are counted for
-    the described device, and nothing runs. With --pipeline RANKS a step of a pipeline is planned instead, with options
-    of its own (see `mosaic plan --pipeline 4 --help`); with --context RANKS one sequence is divided over ranks.
+    FILE is a profile written by `mosaic profile`, or a hand-written instance: a machine and modules with their option
+    tables (docs/planning.md has the format). Planning from a file needs neither torch nor a GPU. --model counts
+    operators for a described device and runs nothing. --pipeline RANKS plans a step of a pipeline instead and has its
+    own options (see `mosaic plan --pipeline 4 --help`). --context RANKS divides one sequence over ranks.
     """
 
     file: Annotated[tyro.conf.Positional[Path | None], arg(metavar="FILE")] = None
     """A profile or an instance."""
     model: OptionalModel = None
     device: str | None = None
-    """With --model: the device to plan for, h100-80g by default: a100-80g, h200, h800, a40, host, or a .json file."""
+    """With --model: the device to plan for: h100-80g (default), a100-80g, h200, h800, a40, host, or a .json file."""
     gpus: int | None = None
-    """Devices to plan for: 1 by default, or the instance's number. A profile must have the degrees of several."""
+    """Number of devices; by default 1, or the instance's. For several, a profile must have their degrees."""
     dtype: DtypeName = None
     method: Method = "auto"
     time_limit: float = 10.0
-    """Seconds of an idle core for the search, which counts steps; ten times as many seconds, or Ctrl-C, end it."""
+    """Limit of the search in counted work, about seconds on an idle core; Ctrl-C ends it early."""
     explain_gain: bool = False
     """With --model: also explain the predicted gain. --json has the explanation instead of the plan."""
     compare: bool = False
-    """Also show the plans of Megatron, DistMM, Spindle and others, under the same predictions."""
+    """Also show the plans of the other methods, by the same cost model."""
     output: Path = Path("plan.json")
     """File of the plan."""
     picture: Annotated[Path | None, arg(metavar="FILE")] = None
@@ -73,7 +73,7 @@ class PlanCommand:
         method = method_of(self.method)
         basis = find_basis(self)
         if self.file is not None and any(t and t.resolve() == self.file.resolve() for t in (self.output, self.json)):
-            raise ValueError(f"{self.file} is the file that is planned from; name another file for the plan")
+            raise ValueError(f"--output {self.file} would overwrite the input; name another file")
         graph, cost, device, count = basis.graph, basis.cost, basis.device, basis.num_devices
         with first_interrupt() if method.can_be_stopped else nullcontext() as stop:
             should_stop = stop.is_set if stop is not None else None
@@ -108,7 +108,7 @@ class PlanCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """Modules, times and machine to plan for; with counts for a described device where operators were counted."""
+    """Modules, times and machine to plan for, and the counts if operators were counted."""
 
     graph: ModuleGraph
     cost: Cost
@@ -127,7 +127,7 @@ def find_basis(command: PlanCommand) -> Basis:
         ValueError: Options contradict each other or the file.
     """
     if (command.file is None) == (command.model is None):
-        raise ValueError("give either FILE, a profile or an instance, or --model FILE:FACTORY; not both")
+        raise ValueError("give either FILE (a profile or an instance) or --model FILE:FACTORY")
     if command.gpus is not None and not 1 <= command.gpus <= MAX_DEVICES:
         raise ValueError(f"gpus={command.gpus}; use 1 to {MAX_DEVICES}")
     if command.model is not None:
@@ -135,12 +135,12 @@ def find_basis(command: PlanCommand) -> Basis:
     assert command.file is not None
     for name, value in (("device", command.device), ("dtype", command.dtype), ("explain-gain", command.explain_gain)):
         if value:
-            raise ValueError(f"{command.file} has only times: give --model instead of the file, or leave --{name} out")
+            raise ValueError(f"{command.file} has only times: pass --model instead of the file, or leave out --{name}")
     if _is_instance(command.file):
         instance = load(Instance, command.file)
         graph, device, count = instance.graph, instance.device, instance.num_devices
         if command.gpus not in (None, count):
-            raise ValueError(f"gpus={command.gpus}; {command.file} is about {count} devices: leave --gpus out")
+            raise ValueError(f"gpus={command.gpus}, but {command.file} is for {count} devices: leave out --gpus")
         return Basis(graph=graph, cost=TableCost(instance), device=device, num_devices=count)
     measured = load(Profile, command.file)
     return Basis(
@@ -160,7 +160,7 @@ def proof_of(plan: Plan) -> str:
     elif record.bound_ms > 0:
         text = f"no plan is predicted faster than {record.bound_ms:.2f} ms ({record.method}, {record.seconds:.3f} s)"
     else:
-        text = f"found by {record.method} in {record.seconds:.3f} s, without a proof"
+        text = f"planned by {record.method} in {record.seconds:.3f} s, without a bound"
     if record.simulated_ms > 0:
         text += f"; simulated step over a shared network: {record.simulated_ms:.2f} ms, the best of several plans"
     return text
@@ -192,13 +192,13 @@ def _counted(model: str, device: str, command: PlanCommand) -> Basis:
         ASSUMED_CONTENTION,
     ]
     times: Cost = cost
-    if gpus > 1:  # communication of several GPUs, instead of a sum of gradients without overlap
+    if gpus > 1:  # communication of several GPUs, in place of gradient reduction without overlap
         from mosaic.cost.communication import RankedCost
 
         times = RankedCost(cost, counted.traffic, cost.cluster, gpus, included_ms=cost.communication_ms)
         if counted.unknown:
             names = ", ".join(counted.unknown)
-            notes.append(f"no routing is predicted for {names}: their results or their arguments' batch are not seen")
+            notes.append(f"no routing is predicted for {names}: their results or batch cannot be counted")
     return Basis(
         graph=counted.graph,
         cost=times,

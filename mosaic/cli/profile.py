@@ -18,7 +18,7 @@ from mosaic.report.table import graph_table, profile_table
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileCommand:
-    """Measure forward and backward of each module of a model at each quota, and modules side by side."""
+    """Measure forward and backward of each module at each quota, alone and beside other modules."""
 
     model: Model
     output: Path = Path("profile.json")
@@ -26,11 +26,11 @@ class ProfileCommand:
     quotas: Literal["tenths", "all"] | tuple[int, ...] = "tenths"
     """Quotas to measure: tenths of the device, all, or numbers of slots such as 1 2 4."""
     degrees: tuple[int, ...] = (1,)
-    """Data-parallel degrees, such as 1 2 3; those above 1 add modelled communication to the time of a share here."""
+    """Data-parallel degrees, such as 1 2 3. Above 1, a share of the batch is measured, communication is predicted."""
     cluster: str | None = None
-    """Devices and links of higher degrees: a name such as h100-80g, or a .json file; by default its usual links."""
+    """Devices and links for degrees above 1: a name such as h100-80g, or a .json file; by default the usual ones."""
     cache: Path | None = None
-    """Folder of measurements that later runs reuse; by default mosaic/profiles in the user's cache folder."""
+    """Folder of measurements to reuse; by default mosaic/profiles in the user's cache folder."""
     fresh: bool = False
     """Ignore the cache and measure everything again."""
     backend: BackendName = None
@@ -80,12 +80,12 @@ def measure(command: ProfileCommand) -> Profile:
 
 
 def _described_links(cluster: str | None, gpus: int, device: Device) -> Cluster:
-    """Returns the links for sums of gradients, from a description or the device's usual ones."""
+    """Returns the links for gradient reduction, from a description or the device's usual ones."""
     if cluster is not None:
         return find_cluster(cluster, None if cluster.endswith(".json") else gpus)
     hardware = hardware_of(device)
     if hardware is None:
-        raise MosaicError(f"the links between several {device.name} are not known; describe them: --cluster FILE.json")
+        raise MosaicError(f"links between several {device.name} are unknown; describe them with --cluster FILE.json")
     return find_cluster(hardware.name, gpus)
 
 

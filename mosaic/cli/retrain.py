@@ -14,7 +14,7 @@ from mosaic.cli.options import Json, console_beside, write_json
 from mosaic.errors import MosaicError
 
 Root = Annotated[
-    tyro.conf.Positional[Path], arg(metavar="FOLDER", help="The folder with retrain.toml; this one by default.")
+    tyro.conf.Positional[Path], arg(metavar="FOLDER", help="The folder of retrain.toml; by default the current one.")
 ]
 Day = Annotated[
     tyro.conf.Positional[str | None], arg(metavar="DAY", help="Such as 2026-11-22; the last one by default.")
@@ -22,7 +22,7 @@ Day = Annotated[
 
 
 def init(folder: Root = Path()) -> None:
-    """Create a working folder: recipe, model, a day of data, frozen rows."""
+    """Create a folder that works: recipe, model, a day of data, frozen rows."""
     from mosaic.demo.days.digits import write_starter
 
     print(*(f"wrote {path}" for path in write_starter(folder)), sep="\n")
@@ -30,16 +30,16 @@ def init(folder: Root = Path()) -> None:
 
 
 def check(folder: Root = Path()) -> None:
-    """Take a step, score the frozen rows, and report what would fail at night; keeps nothing."""
+    """Rehearse a step, scoring and the gate, and report what would fail at night. Leaves no files."""
     _inspect(folder, None, "check")
-    print("nothing is wrong")
+    print("no problems")
 
 
 def run(folder: Root = Path(), *, now: datetime | None = None) -> int:
-    """Run the missing steps of the folder's day; start it as often as you like.
+    """Run the missing phases of the folder's day; safe to start at any time.
 
-    Exits with 0: done, or nothing to do; 1: failed; 2: the recipe is wrong; 5: refused or quarantined; 75:
-    interrupted, and the next start goes on.
+    Exits with 0: done, or nothing to do; 1: failed; 2: wrong recipe; 5: refused or quarantined; 75: interrupted, the
+    next start resumes.
 
     Args:
         now: Use this time, such as 2026-11-22T01:00Z, to rehearse a night.
@@ -77,7 +77,7 @@ def report(folder: Root = Path(), day: Day = None, *, json: Json = None) -> None
 def promote(
     folder: Root, version: Annotated[tyro.conf.Positional[str], arg(metavar="VERSION", help="Such as 0042, or 42.")]
 ) -> None:
-    """Make a version the champion and the anchor, after you checked and approved it."""
+    """Approve a version: make it the champion and the anchor."""
     from mosaic.retrain import steering
 
     print(steering.promote(folder, version))
@@ -105,18 +105,18 @@ def verify(folder: Root = Path(), day: Day = None, *, steps: int = 50) -> None:
     """Repeat steps of a day from a checkpoint and compare them with its log, bit for bit.
 
     Args:
-        steps: Most steps to repeat.
+        steps: Maximum number of steps to repeat.
     """
     _inspect(folder, day, "verify", "--steps", str(steps))
 
 
 def simulate(folder: Root = Path(), *, last: int = 7) -> None:
-    """Judge past days again by today's recipe; promotes and writes nothing.
+    """Repeat the decisions of past days with today's recipe; promotes and writes nothing.
 
-    Each candidate meets the versions that it met then, on the rows of that day.
+    Each candidate is compared with the versions of that day, on the rows of that day.
 
     Args:
-        last: Number of days, the latest ones.
+        last: Number of most recent days.
     """
     from rich.table import Table
 
@@ -129,7 +129,7 @@ def simulate(folder: Root = Path(), *, last: int = 7) -> None:
 
 
 def demo(folder: Root = Path("mosaic-seven-days")) -> int:
-    """Play seven eventful days in a new folder: kills, new data, a new task, wrong labels, other ranks, drift.
+    """Play seven days in a new folder: kills, new data, a new task, wrong labels, other ranks, drift.
 
     Trains on small data in under four minutes on two cores; exits with 1 if a day has an unexpected outcome.
     """

@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 _ROUNDS = 4
 _WARM_STEPS = 2
 _STEPS_BEFORE = 10
-"""Steps after which the trial of a loop without an optimizer begins."""
+"""Steps before the trial of a loop without an optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Train a model for some steps, plain and colocated in turn, and print the measurements.
+    """Train a model plain and colocated in turn, and print the measured steps.
 
-    The default loss is the mean square of the outputs.
+    The default loss is the mean square of all outputs.
     """
 
     model: Model
     plan: Path | None = None
-    """A plan of `mosaic plan`, which runs unchanged. By default a plan is solved now."""
+    """A plan written by `mosaic plan`, run without a trial. By default a plan is solved."""
     method: Method = "auto"
     steps: int = 20
-    """Steps of each."""
+    """Number of steps of each loop."""
     output: Path | None = None
     """Folder for timeline.png and trace.json."""
     strict: Strict = False
@@ -55,7 +55,7 @@ class Run:
         with Progress() as progress:
             row = run_in_turn(self, plan, ProfileSettings(strict=self.strict), progress)
         note = f" ({row['note']})" if row["note"] else ""
-        speedup = "none, the model runs as it was" if row["speedup"] is None else f"{row['speedup']:.3f}"
+        speedup = "none; the plain loop runs" if row["speedup"] is None else f"{row['speedup']:.3f}"
         lines = (
             row["description"],
             f"step of the plain loop: {row['step_ms_plain']:.3f} ms (its threads wait {row['plain_waiting']})",
@@ -68,11 +68,11 @@ class Run:
 
 
 def run_in_turn(command: Run, plan: Plan | None, settings: ProfileSettings, progress: Progress) -> dict[str, Any]:
-    """Takes training steps of both loops, in rounds, and returns the measurements as plain data.
+    """Trains both loops in rounds and returns the measurements as plain data.
 
-    Without a plan Mosaic first solves for one and tries it, as in a user's loop; those steps are not timed. The plain
-    loop runs in processes of its own with both ways of waiting, and the faster counts. A round is repeated while other
-    processes use the CPU, as long as ``settings`` allow.
+    Without a plan, Mosaic solves for one and tries it, as in a user's loop; these steps are not timed. The plain loop
+    runs in a process of its own for each ``OMP_WAIT_POLICY``, and the faster counts. ``settings`` limit how often a
+    round is repeated because other processes use the CPU.
 
     Raises:
         UnstableMeasurementError: Other processes used the CPU, and ``settings`` are strict.

@@ -17,7 +17,7 @@ from mosaic.user_file import import_function
 
 ZOO = "zoo:"
 TINY_BATCH, BATCH = 4, 16
-"""Default batches of the zoo's models: of the larger sizes the paper's for a single node (section 5.1)."""
+"""Default batch sizes of the zoo; ``BATCH`` is the paper's for a single node (section 5.1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class Workload:
     loss: Callable[[Any], torch.Tensor]
     """From the model's output to a scalar."""
     modules: tuple[str, ...] | None = None
-    """Names or patterns of the modules to place; None for the finder's choice."""
+    """Names or patterns of the modules to place; None: found by tracing."""
     batch: int | None = None
-    """Samples of the batch; None if only its tensors define it."""
+    """Number of samples; None if only the tensors define it."""
 
 
 class Loop:
@@ -57,13 +57,13 @@ class Loop:
                 loss.backward()
                 self._optimizer.step()
                 self._optimizer.zero_grad()
-            loss.item()  # synchronizes a GPU too
+            loss.item()  # synchronizes a GPU
             times.append((time.perf_counter() - start) * 1e3)
         return times
 
 
 def plain_loop(where: str) -> Loop:
-    """Returns a user's plain loop, for a process of its own (see ``mosaic.child``)."""
+    """Returns a user's plain loop, for a child process (``mosaic.child``)."""
     return Loop(load_workload(where))
 
 
@@ -74,12 +74,12 @@ def load_workload(
 
     Args:
         where: ``FILE:FACTORY``, or ``zoo:NAME-SIZE[:BATCH[:TASK,TASK]]``, such as ``zoo:qwen3-vl-paper:8``; a model of
-            several tasks gets as many samples of each.
+            several tasks gets this number of samples of each.
         device: Device of a zoo model, the CPU by default; a factory's model stays on its device.
         sample_device: Device of its batch; ``device`` by default.
 
     Raises:
-        ValueError: The text is neither, or the zoo has no such model.
+        ValueError: ``where`` has neither form, or the zoo has no such model.
         MosaicError: The factory is missing, fails, or returns something else.
     """
     if where.startswith(ZOO):
@@ -110,12 +110,12 @@ def _from_zoo(where: str, device: torch.device, sample_device: torch.device) -> 
     name, _, size = spec.rpartition("-") if "-" in spec else (spec, "", "")
     if spec in models.MODELS:
         sizes = ", ".join(models.MODELS[spec].sizes)
-        raise ValueError(f"{where!r} is not zoo:NAME-SIZE: it names no size; {spec} has {sizes}")
+        raise ValueError(f"{where!r} names no size; use zoo:{spec}-SIZE with one of: {sizes}")
     count = TINY_BATCH if size == "tiny" else BATCH
     if batch:
         count = int(batch) if batch.isdecimal() else 0
     if count < 1:
-        raise ValueError(f"{where!r} asks for a batch of {batch!r}; use 1 or more, as in zoo:clip-tiny:8")
+        raise ValueError(f"batch={batch!r} in {where!r}; use 1 or more, as in zoo:clip-tiny:8")
     try:
         model = models.build(name, size, device=device)
         selected_tasks = tasks.split(",") if tasks else None
@@ -134,5 +134,5 @@ def mean_square(output: Any) -> torch.Tensor:
     """Returns the mean square of all differentiable outputs: a loss for timing."""
     tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     if not tensors:
-        raise MosaicError("the model returns no tensor with a gradient; let the factory return a loss as well")
+        raise MosaicError("the model returns no differentiable tensor; let the factory also return a loss")
     return torch.stack([tensor.float().square().mean() for tensor in tensors]).sum()

@@ -1,4 +1,4 @@
-"""A cost model from counts and a description, for hardware that is not here. Needs neither torch nor a GPU."""
+"""A cost model from operator counts and a device description. Needs neither torch nor a GPU."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ ASSUMED_CONTENTION = (
     "assumed: a neighbour slows a module down by the geometric mean of two estimates from counted bandwidths: only "
     "memory traffic at the same moment waits, or the whole module waits while its neighbour uses the memory"
 )
-"""Note on the interference that is assumed without measurements."""
+"""Description of the interference that is assumed without measurements."""
 
 
 class AnalyticCost(Cost):
-    """Predicted time and memory of the modules of one graph; takes the place of a measured ``CostModel``.
+    """Predicted time and memory of the modules of one graph; replaces a measured ``CostModel``.
 
-    A module of degree d > 1 adds the sum of its gradients to its backward, bucket after bucket, as if arithmetic hid
-    nothing of it: an upper bound.
+    A module of degree d > 1 adds its gradient reduction to its backward without overlap: an upper bound.
 
     Args:
-        counts: For each module its counts by data-parallel degree (``count_degrees``).
-        cluster: The devices and their links; or one device alone, for degree 1.
-        interference: How neighbours slow each other down; by default as ``ASSUMED_CONTENTION`` says.
+        counts: Counts of each module by data-parallel degree (``count_degrees``).
+        cluster: Devices and their links, or one device for degree 1.
+        interference: Slowdown by neighbours; by default ``ASSUMED_CONTENTION``.
 
     Raises:
         ValueError: A module has no counts, or there is one device and counts of higher degrees.
@@ -49,7 +48,7 @@ class AnalyticCost(Cost):
         self._counts = {name: dict(sorted(by_degree.items())) for name, by_degree in counts.items()}
         empty = [name for name, by_degree in self._counts.items() if not by_degree]
         if empty:
-            raise ValueError(f"no counts of {', '.join(empty)}; count each module at one degree or more")
+            raise ValueError(f"no counts of {', '.join(empty)}; count each module at one or more degrees")
         if isinstance(cluster, Hardware):
             cluster = Cluster(hardware=cluster, intra_node=NOWHERE, inter_node=NOWHERE)
         self.cluster = cluster
@@ -62,7 +61,7 @@ class AnalyticCost(Cost):
         return tuple(self._counts)
 
     def degrees(self, module: str) -> tuple[int, ...]:
-        """Returns the degrees that were counted, and those between them, that the cluster has devices for; rising."""
+        """Returns the counted degrees and those between them, within the cluster's devices, increasing."""
         return tuple(d for d in degrees_between(tuple(self._by_degree(module))) if d <= self.cluster.num_devices)
 
     def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
@@ -80,28 +79,26 @@ class AnalyticCost(Cost):
         return self._counts_at(module, degree).memory.total_bytes + self.hardware.lane_bytes
 
     def kept_bytes(self, module: str, degree: int) -> int:
-        """Returns the bytes that a module keeps while other stages run: all but the temporaries of its phases."""
+        """Returns the bytes that a module holds while other stages run: all except temporaries."""
         memory = self._counts_at(module, degree).memory
         return memory.resident_bytes + memory.activation_bytes + self.hardware.lane_bytes
 
     def bandwidth(self, module: str, phase: Phase, quota: int) -> float:
-        """Returns the share of the memory's bandwidth that a phase draws at the least counted degree, 0 to 1."""
+        """Returns the share of the memory bandwidth that a phase uses at the least counted degree, 0 to 1."""
         counts = next(iter(self._by_degree(module).values())).phase(phase)
         return phase_bandwidth(counts, self.hardware, quota * self.hardware.sms_per_slot)
 
     def _phase_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         self._counts_at(module, degree)
         if not 1 <= quota <= self.hardware.num_slots:
-            raise ValueError(
-                f"a quota of {quota} slots of {self.hardware.name} is not possible; use 1 to {self.hardware.num_slots}"
-            )
+            raise ValueError(f"quota={quota} slots of {self.hardware.name}; use 1 to {self.hardware.num_slots}")
         counts = self._by_degree(module)
         low, high = neighbours(tuple(counts), degree)
         low_ms, high_ms = (
             phase_ms(counts[at].phase(phase), self.hardware, quota * self.hardware.sms_per_slot) for at in (low, high)
         )
         whole = counts[1].batch if 1 in counts else 0
-        if whole and counts[low].batch and counts[high].batch:  # times follow the samples of the fullest device
+        if whole and counts[low].batch and counts[high].batch:  # the device with the most samples decides
             alone_ms = between_ms(low_ms, high_ms, counts[low].batch, counts[high].batch, -(-whole // degree))
         else:
             alone_ms = between_ms(low_ms, high_ms, low, high, degree)
@@ -110,12 +107,12 @@ class AnalyticCost(Cost):
     def _by_degree(self, module: str) -> dict[int, ModuleCounts]:
         if module not in self._counts:
             raise InvalidProfileError(
-                f"no module {module!r} in this cost model; it knows {', '.join(self.names) or 'none'}: count it"
+                f"the cost model has no module {module!r}, only {', '.join(self.names) or 'none'}: count it"
             )
         return self._counts[module]
 
     def _counts_at(self, module: str, degree: int) -> ModuleCounts:
-        """The counts of a degree, or of the next lower one, whose devices have more samples each."""
+        """Returns the counts of a degree, or of the next lower one, which has more samples per device."""
         by_degree = self._by_degree(module)
         counted = tuple(by_degree)
         if not counted[0] <= degree <= counted[-1]:

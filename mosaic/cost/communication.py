@@ -1,17 +1,17 @@
-"""The messages of a step, as time: rows to the ranks that run a module and back, and gradients summed.
+"""Communication time of a step: rows to a module's ranks and back, and gradient reduction.
 
-Each of W ranks holds 1/W of a batch's rows. A module on d of them runs on 1/d of the rows on each: a member keeps its
-own rows and lacks 1/d - 1/W, and a rank that does not run the module sends all of its rows. Nothing travels if d = W
-(``RowRouting`` with equal slices and the first d ranks as members). Rows travel four times: arguments to
-the members, results home, then the gradients of results and those of arguments. No compute hides them: an upper bound.
+Each of W ranks holds 1/W of a batch's rows. A module on d ranks (its members) runs on 1/d of the rows on each: a member
+keeps its own rows and receives 1/d - 1/W, and every other rank sends all of its rows. Nothing is sent if d = W
+(``RowRouting`` with equal slices and the first d ranks as members). Rows are sent four times: arguments, results,
+gradients of results, and gradients of arguments. No overlap with compute is assumed: an upper bound.
 
-Gradients are summed in B buckets, each as soon as it is ready, while the backward goes on::
+Gradients are reduced in B buckets, each as soon as it is ready, during the backward::
 
     backward  |  1  |  2  |  3  |                b = its time, ready in equal parts
     network         |--1--|--2--|--3--|          r = the time of all buckets one after the other
                                 |exposed|        max(r / B, r - b (B - 1) / B)
 
-The time of a message or a bucket is that of the network: ``mosaic.hardware.Cluster``, or one ``Link`` for all.
+The time of a message or a bucket is that of a ``mosaic.hardware.Cluster``, or of one ``Link`` for all.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from mosaic.hardware import Cluster, Link, Message
 from mosaic.profile import Phase
 
 BUCKET_BYTES = 25 * 2**20
-"""Bytes of gradients that are summed together, as in the engine and in DDP."""
+"""Size of a gradient bucket, as in the engine and in DDP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTraffic:
-    """Bytes that travel to and from a module in a step, for the whole batch on all ranks."""
+    """Bytes sent to and from a module in a step, for the whole batch on all ranks."""
 
     arguments: int = 0
-    """Arguments that have a batch."""
+    """Arguments with a batch dimension."""
     results: int = 0
     argument_gradients: int = 0
     result_gradients: int = 0
     parameter_gradients: int = 0
-    """Gradients of its parameters on each of its devices, whatever the batch."""
+    """Gradients of its parameters on each of its devices."""
 
     def __post_init__(self) -> None:
         if min(self.arguments, self.results, self.argument_gradients, self.result_gradients) < 0:
-            raise ValueError(f"{self}: bytes are 0 or more")
+            raise ValueError(f"{self}: use 0 or more bytes")
 
 
 def route_ms(num_bytes: float, num_ranks: int, degree: int, network: Cluster | Link) -> float:
-    """Returns the time of ``num_bytes`` of all rows, one way, between all ranks and the first ``degree`` ranks."""
+    """Returns the time to send ``num_bytes`` of rows one way between all ranks and the first ``degree`` ranks."""
     return network.exchange_ms(
         [
             Message(source=source, target=target, num_bytes=share * num_bytes)
@@ -58,9 +58,9 @@ def route_ms(num_bytes: float, num_ranks: int, degree: int, network: Cluster | L
 
 @lru_cache(maxsize=1024)
 def routed(num_ranks: int, degree: int) -> tuple[tuple[int, int, float], ...]:
-    """Returns messages as (rank, member, share of all rows): ranks in their order fill members in theirs."""
+    """Returns messages as (rank, member, share of all rows), in rank order."""
     messages: list[tuple[int, int, float]] = []
-    member, short = 0, num_ranks - degree  # in units of 1 / (ranks x degree): a rank holds ``degree`` of them
+    member, short = 0, num_ranks - degree  # in units of 1 / (ranks x degree): a rank holds ``degree`` units
     for source in range(degree, num_ranks):
         left = degree
         while left:
@@ -74,23 +74,23 @@ def routed(num_ranks: int, degree: int) -> tuple[tuple[int, int, float], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSum:
-    """The sum of a module's gradients."""
+    """The gradient reduction of a module."""
 
     time_ms: float = 0.0
-    """All buckets one after the other, without the backward beside them, in milliseconds."""
+    """All buckets one after the other, without a concurrent backward, in milliseconds."""
     buckets: int = 1
-    """Number of buckets, all of one size."""
+    """Number of buckets of equal size."""
 
 
 @lru_cache(maxsize=1024)
 def gradient_sum(num_bytes: int, degree: int, network: Cluster | Link) -> GradientSum:
-    """Returns the sum of ``num_bytes`` of gradients over ``degree`` devices."""
+    """Returns the reduction of ``num_bytes`` of gradients over ``degree`` devices."""
     buckets = max(1, -(-num_bytes // BUCKET_BYTES))
     return GradientSum(time_ms=buckets * network.all_reduce_ms(num_bytes / buckets, degree), buckets=buckets)
 
 
 def exposed_ms(total_ms: float, backward_ms: float, buckets: int) -> float:
-    """Returns the time that a sum of gradients takes after the backward has ended; see the head of this file."""
+    """Returns the part of a gradient reduction after the end of the backward (see the module docstring)."""
     return max(total_ms / buckets, total_ms - backward_ms * (buckets - 1) / buckets)
 
 
@@ -99,31 +99,30 @@ class Communication:
     """Predicted times of one module at one degree, in milliseconds."""
 
     route_forward_ms: float = 0.0
-    """Arguments to its devices and results home."""
+    """Arguments to its devices and results back."""
     route_backward_ms: float = 0.0
-    """Gradients the other way."""
+    """Gradients in the opposite direction."""
     reduce_ms: float = 0.0
-    """Sum of its parameters' gradients after its backward has ended."""
+    """Gradient reduction after the end of its backward."""
 
     def of(self, phase: Phase) -> float:
-        """Returns the time that is added to a phase."""
+        """Returns the time added to a phase."""
         return self.route_forward_ms if phase is Phase.FORWARD else self.route_backward_ms + self.reduce_ms
 
 
 class RankedCost(RetimedCost):
-    """A cost model for several ranks: the times of another model, and the communication of the engine.
+    """A cost model for several ranks: times of another model plus the engine's communication.
 
-    Each module has the network to itself: modules that sum gradients at the same time do not slow each other down.
-    ``mosaic.simulate`` takes that into account.
+    Each module has the network to itself. ``mosaic.simulate`` models concurrent reductions.
 
     Args:
-        base: Times of compute, and whatever else its backward has: ``included_ms``.
+        base: Compute times; its backward may include ``included_ms``.
         traffic: Bytes of each module.
-        network: Network between the ranks; a link alone is a plain ring, as gloo's or as one that was measured.
-        num_ranks: Ranks that hold the batch.
-        included_ms: Time in the base's backward for summing gradients, of a module at a degree.
-        with_reduction: Whether summing gradients takes time; if not, the base's is taken out.
-        routes: Link for rows that travel, if another one, as on the host, where sums go both ways at a time.
+        network: Network between the ranks; a link is a plain ring, such as gloo's or a measured one.
+        num_ranks: Number of ranks that hold the batch.
+        included_ms: Gradient reduction included in the base's backward, for a module at a degree.
+        with_reduction: If False, gradient reduction takes no time, and the base's is subtracted.
+        routes: Link for rows, if it differs, as on the host, where reductions use both directions at a time.
 
     Attributes:
         communication: Returns the ``Communication`` of a module at a degree and quota.
@@ -145,7 +144,7 @@ class RankedCost(RetimedCost):
         routes: Link | None = None,
     ) -> None:
         if num_ranks < 1:
-            raise ValueError(f"num_ranks={num_ranks}; there is at least one rank")
+            raise ValueError(f"num_ranks={num_ranks}; use at least 1")
         super().__init__(base)
         self.num_ranks = num_ranks
         self._traffic = dict(traffic)
@@ -153,13 +152,13 @@ class RankedCost(RetimedCost):
         self._route_network = routes or network
         self._included_ms = included_ms
         self._with_reduction = with_reduction
-        # Caches of this object: decorators on methods would keep every object alive.
+        # decorators on the methods would keep every object alive
         self.summed = cache(self._summed)
         self.communication = cache(self._communication)
         self._routed_ms = cache(self._route_ms)
 
     def _communication(self, module: str, degree: int, quota: int) -> Communication:
-        """The communication of a module at a degree, split by what its backward at a quota hides."""
+        """Returns the communication of a module at a degree, less the overlap with its backward at a quota."""
         forward_ms, backward_ms = self._routed_ms(module, degree)
         whole, exposed = self.summed(module, degree), 0.0
         if whole.time_ms > 0:
@@ -175,7 +174,7 @@ class RankedCost(RetimedCost):
         return max(0.0, base_ms - self._included_ms(module, degree))
 
     def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns the time alone on its devices, communication included, in milliseconds."""
+        """Returns the time alone on its devices, including communication, in milliseconds."""
         return self.compute_ms(module, phase, degree, quota) + self.communication(module, degree, quota).of(phase)
 
     def _summed(self, module: str, degree: int) -> GradientSum:

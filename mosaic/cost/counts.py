@@ -1,4 +1,4 @@
-"""Operators, floating-point operations and bytes of a module, whatever runs it. Plain data, without torch."""
+"""Operators, FLOPs and bytes of a module on any device. Needs no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mosaic.profile import Phase
 
 
 class OperatorKind(StrEnum):
-    """The resource that bounds an operator, and so the efficiency that applies."""
+    """The resource that bounds an operator and determines its efficiency."""
 
     MATMUL = "matmul"
     ATTENTION = "attention"
@@ -22,21 +22,21 @@ class OperatorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """One operator, or several equal ones; figures are of one call."""
+    """One operator, or several equal ones; values are per call."""
 
     name: str
-    """As torch's dispatcher calls it, such as ``aten.mm``."""
+    """Name in torch's dispatcher, such as ``aten.mm``."""
     kind: OperatorKind
     dtype: str
-    """Of its result, such as ``bfloat16``."""
+    """Of the result, such as ``bfloat16``."""
     flops: int
-    """Operations of products, convolutions and attention; a multiplication and an addition are two."""
+    """FLOPs of products, convolutions and attention; a multiply-add is two."""
     read_bytes: int
     """Bytes of its inputs."""
     written_bytes: int
     """Bytes of its results."""
     kernels: int = 1
-    """Kernels that it launches."""
+    """Number of kernels that it launches."""
     calls: int = 1
 
     @property
@@ -46,7 +46,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseCounts:
-    """All operators of one phase, equal ones together, in the order of their first call; sums are over all calls."""
+    """All operators of one phase, equal ones merged, in the order of their first call; sums are over all calls."""
 
     operators: tuple[Operator, ...] = ()
 
@@ -68,30 +68,30 @@ class PhaseCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCounts:
-    """Bytes that a module takes on each of its devices."""
+    """Bytes of a module on each of its devices."""
 
     parameter_bytes: int
-    """Parameters, each once however often it is used."""
+    """Parameters, each counted once."""
     buffer_bytes: int = 0
     gradient_bytes: int = 0
-    """Gradients of the parameters that train."""
+    """Gradients of trainable parameters."""
     optimizer_bytes: int = 0
-    """State of the optimizer, and master weights where there are any."""
+    """Optimizer state and master weights."""
     activation_bytes: int = 0
-    """Kept from forward to backward: storages saved by autograd that are neither parameters nor buffers."""
+    """Storages saved by autograd for backward, except parameters and buffers."""
     forward_peak_bytes: int = 0
-    """Most of activations and temporaries alive at once in forward."""
+    """Peak of activations and temporaries in forward."""
     backward_peak_bytes: int = 0
-    """Most of activations and temporaries alive at once in backward, parameters' gradients not counted."""
+    """Peak of activations and temporaries in backward, without parameter gradients."""
 
     @property
     def workspace_bytes(self) -> int:
-        """Temporaries at their peak, above the activations kept."""
+        """Peak of temporaries above the saved activations."""
         return max(0, max(self.forward_peak_bytes, self.backward_peak_bytes) - self.activation_bytes)
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes that stay from step to step."""
+        """Bytes held between steps."""
         return self.parameter_bytes + self.buffer_bytes + self.gradient_bytes + self.optimizer_bytes
 
     @property
@@ -102,25 +102,25 @@ class MemoryCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCounts:
-    """Everything counted about one module at one batch size."""
+    """All counts of one module at one batch size."""
 
     batch: int = 0
-    """Samples in the batch that was counted; 0 where its inputs do not show one."""
+    """Number of samples; 0 if the inputs have no batch dimension."""
     forward: PhaseCounts
     backward: PhaseCounts
-    """Backward; empty for a module that takes no gradient. Recomputation of checkpoints is counted here."""
+    """Backward, including recomputation in checkpoints; empty for a module without gradients."""
     memory: MemoryCounts
     result_bytes: int = 0
-    """Bytes of the results of a call."""
+    """Bytes of a call's results."""
     result_gradient_bytes: int = 0
-    """Bytes of those results that take a gradient."""
+    """Bytes of differentiable results."""
 
     def phase(self, phase: Phase) -> PhaseCounts:
         return self.forward if phase is Phase.FORWARD else self.backward
 
 
 def main_dtype(counts: Iterable[ModuleCounts]) -> str:
-    """Returns the dtype of most of the operations of products and attention; ``none`` where there are none."""
+    """Returns the dtype of most FLOPs of products and attention; ``none`` if there are none."""
     flops: Counter[str] = Counter()
     for module in counts:
         for operator in (*module.forward.operators, *module.backward.operators):
@@ -130,7 +130,7 @@ def main_dtype(counts: Iterable[ModuleCounts]) -> str:
 
 
 def merge_equal(operators: Iterable[Operator]) -> tuple[Operator, ...]:
-    """Returns operators with equal ones put together, in the order of their first call."""
+    """Returns operators with equal ones merged, in the order of their first call."""
     calls: Counter[Operator] = Counter()
     for operator in operators:
         calls[dataclasses.replace(operator, calls=1)] += operator.calls

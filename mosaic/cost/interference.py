@@ -1,9 +1,10 @@
-"""The time that modules on one device cost each other.
+"""Interference between modules on one device.
 
-Partitions of a layout never share an SM (or a core). Memory bandwidth, caches and power are shared, so a module beside
-neighbours takes longer than alone: by a share of its time alone that adds up over neighbours. The share is measured in
-pairs, or assumed from the bandwidth B that each module draws alone at its quota, 0 to 1 of the device's. The paper's
-Eq. 8 (section 3.3) predicts milliseconds in place of shares; its errors are no smaller (bench/README.md, predictions).
+Partitions of a layout never share an SM (or a core), but they share memory bandwidth, caches and power. Beside
+neighbours a module takes longer than alone, by a share of its time alone that adds up over neighbours. The share is
+measured in pairs, or assumed from the bandwidth B that each module uses alone at its quota, 0 to 1 of the device's. The
+paper's Eq. 8 (section 3.3) predicts milliseconds instead of shares; its errors are no smaller (bench/README.md,
+predictions).
 """
 
 from __future__ import annotations
@@ -18,27 +19,26 @@ from typing import Any
 from mosaic.profile import PairSample, Phase
 
 Neighbours = Sequence[tuple[str, int]]
-"""Other modules on one device, each with its quota in slots."""
+"""Other modules on one device, with their quotas in slots."""
 
 
 class Interference(ABC):
     """A form of interference.
 
-    The solver relies on shares that are never negative: the time alone is then a lower bound on the time beside
-    neighbours.
+    Shares must not be negative: the solver uses the time alone as a lower bound.
 
     Attributes:
-        is_zero: True if the form is zero for every module and every neighbour.
+        is_zero: True if it is zero for every module and neighbour.
     """
 
     is_zero: bool
 
     @abstractmethod
     def share(self, module: str, phase: Phase, quota: int, beside: str, beside_quota: int) -> float:
-        """Returns what one neighbour adds to the time of ``module`` alone, as a share of it."""
+        """Returns the slowdown of ``module`` by one neighbour, as a share of its time alone."""
 
     def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
-        """Returns the time that neighbours add to ``alone_ms``, a phase of a module on one device, in milliseconds."""
+        """Returns the time that neighbours add to a phase that takes ``alone_ms``, in milliseconds."""
         return alone_ms * math.fsum(self.share(module, phase, quota, name, other) for name, other in beside)
 
     @cached_property
@@ -48,9 +48,9 @@ class Interference(ABC):
     def table(
         self, module: str, beside: str, phase: Phase, quotas: Sequence[int], beside_quotas: Sequence[int]
     ) -> list[list[float]]:
-        """Returns the shares at all quotas: a row for each of the module's; empty if all are 0."""
+        """Returns the shares at all quotas, a row per quota of the module; empty if all are 0."""
         key = (module, beside, phase, tuple(quotas), tuple(beside_quotas))
-        if key not in self._tables:  # planning over a shared network asks dozens of times
+        if key not in self._tables:  # called dozens of times in planning over a shared network
             rows = [[self.share(module, phase, own, beside, other) for other in beside_quotas] for own in quotas]
             self._tables[key] = rows if any(map(any, rows)) else []
         return self._tables[key]
@@ -66,11 +66,11 @@ class NoInterference(Interference):
 
 
 class MeasuredInterference(Interference):
-    """Extra shares of time of pairs that ran side by side.
+    """Measured slowdowns of pairs that ran side by side.
 
-    Beside one neighbour a module takes the share more that was measured for this pair and phase at the nearest quotas
-    (nearest in the product of both ratios). A pair without measurements gets the median of its phase. A pair that ran
-    faster than alone counts as zero: that is noise, and the solver relies on neighbours never helping.
+    The slowdown by a neighbour is that of the pair and phase at the nearest measured quotas (by the product of both
+    ratios). A pair without measurements gets the median of its phase. A negative slowdown is noise and counts as zero,
+    because the solver needs shares of 0 or more.
     """
 
     def __init__(self, pairs: Iterable[PairSample]) -> None:
@@ -101,18 +101,18 @@ class MeasuredInterference(Interference):
 
 
 class BandwidthInterference(Interference):
-    """Shares that are assumed where nothing was measured: sqrt(B) of the module times B of each neighbour.
+    """Assumed slowdowns without measurements: sqrt(B) of the module times B of each neighbour.
 
-    The product of both is lost if only traffic that meets a neighbour's traffic waits; all of the neighbour's B is lost
-    if the module waits while the neighbour draws. This is the geometric mean of both. Of the forms without coefficients
-    it erred least on simulated groups (bench/README.md, lab notes). It was not compared with a GPU.
+    The slowdown is the product of both B if only concurrent traffic waits, and the neighbour's B if the module waits
+    whenever the neighbour uses memory. This is the geometric mean of both. Of the forms without coefficients it had the
+    smallest errors on simulated groups (bench/README.md, lab notes). It was not compared with a GPU.
     """
 
     is_zero = False
 
     def __init__(self, drawn: Callable[[str, Phase, int], float]) -> None:
         """Takes B by module, phase and quota."""
-        self._drawn = cache(drawn)  # a search asks for the same few again and again
+        self._drawn = cache(drawn)  # a search repeats the same few calls
 
     def share(self, module: str, phase: Phase, quota: int, beside: str, beside_quota: int) -> float:
         return math.sqrt(self._drawn(module, phase, quota)) * self._drawn(beside, phase, beside_quota)

@@ -13,7 +13,7 @@ from mosaic.errors import InvalidProfileError
 from mosaic.profile import ModuleMemory, Phase, Profile, Sample
 
 ADAMW_BYTES = 8.0
-"""Of the optimizer's state for each parameter that trains: AdamW's two moments in 32 bits."""
+"""Optimizer state per trainable parameter: AdamW's two moments in 32 bits."""
 
 
 class CostModel(Cost):
@@ -29,15 +29,15 @@ class CostModel(Cost):
         interference: Interference | None = None,
         profile_fingerprint: str | None = None,
     ) -> None:
-        """Puts a cost model together; ``from_profile`` is the usual way.
+        """Creates a cost model; ``from_profile`` is the usual way.
 
         Args:
-            surfaces: One for each module and phase; a module without a backward surface takes no time there.
-            memory: Bytes that modules keep, by name.
-            optimizer_bytes: State of the optimizer on each of a module's devices, by name; none where left out.
-            peak_bytes: Most bytes in use during a phase above those before it, by degree.
+            surfaces: One per module and phase; without a backward surface a module's backward takes no time.
+            memory: Bytes that modules hold, by name.
+            optimizer_bytes: Optimizer state on each of a module's devices, by name; by default none.
+            peak_bytes: Peak bytes of a phase above those before it, by degree.
             interference: Defaults to none.
-            profile_fingerprint: Names the profile behind it.
+            profile_fingerprint: Fingerprint of the profile.
         """
         self._surfaces = dict(surfaces)
         self._memory = dict(memory or {})
@@ -48,21 +48,21 @@ class CostModel(Cost):
 
     @classmethod
     def from_profile(cls, profile: Profile, *, optimizer_bytes: float = ADAMW_BYTES) -> CostModel:
-        """Builds surfaces, memory and the interference of measured pairs from a profile.
+        """Builds surfaces, memory and measured interference from a profile.
 
-        A frozen module without backward samples takes no time in the backward pass.
+        The backward of a frozen module without backward samples takes no time.
 
         Args:
             profile: Measurements of all modules.
-            optimizer_bytes: State of the optimizer for each parameter that trains, which a profile does not measure: 8
-                is AdamW in 32 bits, 12 the same with master weights, 4 plain momentum, 0 SGD. It is not sharded.
+            optimizer_bytes: Unsharded optimizer state per trainable parameter, which a profile does not measure: 8 for
+            AdamW in 32 bits, 12 with master weights, 4 for momentum, 0 for SGD.
 
         Raises:
             InvalidProfileError: A module has no samples of a phase that it runs.
             ValueError: ``optimizer_bytes`` is negative or infinite.
         """
         if not 0 <= optimizer_bytes < math.inf:
-            raise ValueError(f"optimizer_bytes={optimizer_bytes}; bytes for each parameter are finite, 0 or more")
+            raise ValueError(f"optimizer_bytes={optimizer_bytes}; use a finite number, 0 or more")
         grouped = _by_phase(profile)
         peaks: dict[tuple[str, Phase], dict[int, int]] = {}
         for key, samples in grouped.items():
@@ -83,7 +83,7 @@ class CostModel(Cost):
         return tuple(module for module, phase in self._surfaces if phase is Phase.FORWARD)
 
     def degrees(self, module: str) -> tuple[int, ...]:
-        """Returns the data-parallel degrees sampled in every phase of a module and those between them, rising."""
+        """Returns the data-parallel degrees sampled in every phase and those between them, increasing."""
         surfaces = self._surfaces_of(module)
         sampled = [d for d in surfaces[0].degrees if all(d in surface.degrees for surface in surfaces)]
         return tuple(degree for degree in degrees_between(sampled) if self._can_run(module, degree)) if sampled else ()
@@ -91,14 +91,14 @@ class CostModel(Cost):
     def _can_run(self, module: str, degree: int) -> bool:
         try:
             return bool(self.quotas(module, degree))
-        except ValueError:  # next to a degree at which the module cannot run
+        except ValueError:  # beside a degree at which the module cannot run
             return False
 
     def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
-        """Returns the quotas in slots that the samples of every phase enclose, rising.
+        """Returns the quotas in slots within the samples of every phase, increasing.
 
         Raises:
-            ValueError: The degree lies outside what was sampled.
+            ValueError: The degree is outside the sampled range.
         """
         first, *others = (surface.quotas(degree) for surface in self._surfaces_of(module))
         return tuple(quota for quota in first if all(quota in other for other in others))
@@ -109,15 +109,15 @@ class CostModel(Cost):
         return 0.0 if surface is None else surface.time_ms(degree, quota)
 
     def memory_bytes(self, module: str, degree: int) -> int:
-        """Returns the kept bytes and the larger of both phases' peaks above them; 0 where nothing was measured."""
+        """Returns the held bytes plus the larger peak of both phases; 0 without measurements."""
         memory = self._memory.get(module)
         activations = -(-memory.activation_bytes // degree) if memory else 0
-        # A forward's peak already holds the activations that it leaves behind.
+        # a forward's peak includes the activations that it saves
         forward = self._peak(module, Phase.FORWARD, degree) - activations
         return self.kept_bytes(module, degree) + max(0, forward, self._peak(module, Phase.BACKWARD, degree))
 
     def kept_bytes(self, module: str, degree: int) -> int:
-        """Returns the bytes of parameters, gradients, the optimizer's state, the lane's libraries and activations."""
+        """Returns the bytes of parameters, gradients, optimizer state, library workspaces and activations."""
         memory = self._memory.get(module)
         if memory is None:
             return 0
@@ -126,7 +126,7 @@ class CostModel(Cost):
 
     def _peak(self, module: str, phase: Phase, degree: int) -> int:
         by_degree = self._peak_bytes.get((module, phase), {})
-        # A lower degree has more samples a device, so its peak is the safe one to stand in.
+        # a lower degree has more samples per device, so its peak is an upper bound
         below = [sampled for sampled in by_degree if sampled <= degree]
         return by_degree[max(below)] if below else max(by_degree.values(), default=0)
 
@@ -134,13 +134,13 @@ class CostModel(Cost):
         surfaces = [self._surfaces[module, phase] for phase in Phase if (module, phase) in self._surfaces]
         if (module, Phase.FORWARD) not in self._surfaces:
             raise InvalidProfileError(
-                f"no module {module!r} in this cost model; it knows {', '.join(self.names) or 'none'}: profile it"
+                f"the cost model has no module {module!r}, only {', '.join(self.names) or 'none'}: profile it"
             )
         return surfaces
 
 
 def _optimizer_state(profile: Profile, bytes_each: float) -> dict[str, int]:
-    """The optimizer's bytes by module; a graph says of partly frozen modules only that something trains."""
+    """Returns the optimizer state by module; a graph does not have the frozen share of a module."""
     trained = {node.name: node.num_parameters if node.trainable else 0 for node in profile.graph.modules}
     trained |= {entry.module: entry.num_trained for entry in profile.memory if entry.num_trained is not None}
     return {name: math.ceil(count * bytes_each) for name, count in trained.items()}
@@ -154,6 +154,6 @@ def _by_phase(profile: Profile) -> dict[tuple[str, Phase], list[Sample]]:
         for phase in Phase:
             if (node.name, phase) not in grouped and (phase is Phase.FORWARD or node.trainable):
                 raise InvalidProfileError(
-                    f"the profile has no {phase} samples of {node.name!r}; profile this model again"
+                    f"the profile has no {phase} samples of {node.name!r}; profile the model again"
                 )
     return grouped

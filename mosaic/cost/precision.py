@@ -1,9 +1,9 @@
-"""The number format in which a workload is counted: part of the workload, as its batch is.
+"""The number format in which a workload is counted.
 
-Mixed precision is counted as torch's autocast runs it: matrix products, convolutions and attention in 16 bits, norms,
-softmax and losses in float32. Weights, their gradients and AdamW's two moments stay in float32, 16 bytes for each
-parameter, and so do sums of gradients over devices; casts of weights are kernels of their own and live until backward
-has used them. A model that was made in bfloat16 (``model.bfloat16()``) trains in it, with 8 bytes for each parameter.
+Mixed precision follows torch's autocast: matrix products, convolutions and attention in 16 bits; norms, softmax and
+losses in float32. Weights, gradients and AdamW's two moments are float32 (16 bytes per parameter), as is gradient
+reduction. Casts of weights are separate kernels, and the cast weights live until backward has used them. A bfloat16
+model (``model.bfloat16()``) trains in bfloat16, with 8 bytes per parameter.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from types import MappingProxyType
 from typing import Literal
 
 Dtype = Literal["bfloat16", "float32"]
-"""Names of the table, for the command line. The first is mixed precision."""
+"""Names for the command line. The first is mixed precision."""
 
 PRECISIONS: Mapping[Dtype, str] = MappingProxyType(
     {
         "bfloat16": "matrix products and attention in bfloat16 (autocast); "
         "weights, gradients and AdamW's state in float32",
-        "float32": "all in float32, without TF32 but in convolutions",
+        "float32": "all in float32, with TF32 only in convolutions",
     }
 )
 """Descriptions by name."""
 
 
 def usual_dtype(kind: Literal["cuda", "host"]) -> Dtype:
-    """Returns the number format in which a model is usually trained on a kind of device."""
+    """Returns the usual number format for training on a kind of device."""
     return "bfloat16" if kind == "cuda" else "float32"

@@ -12,8 +12,8 @@ class Cost(ABC):
     """Time, memory and interference of modules, measured or analytic (paper section 3.3).
 
     Attributes:
-        profile_fingerprint: Names the profile behind it; None where there is none.
-        interference: How neighbours on a device slow each other down.
+        profile_fingerprint: Fingerprint of the profile; None without one.
+        interference: Slowdown by neighbours on a device.
     """
 
     profile_fingerprint: str | None
@@ -21,11 +21,11 @@ class Cost(ABC):
 
     @abstractmethod
     def degrees(self, module: str) -> tuple[int, ...]:
-        """Returns the available data-parallel degrees, rising."""
+        """Returns the available data-parallel degrees, increasing."""
 
     @abstractmethod
     def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
-        """Returns the available quotas in slots, rising."""
+        """Returns the available quotas in slots, increasing."""
 
     @abstractmethod
     def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
@@ -38,14 +38,14 @@ class Cost(ABC):
 
     @abstractmethod
     def memory_bytes(self, module: str, degree: int) -> int:
-        """Returns the bytes that the module needs on each of its devices while its stage runs; 0 where unknown."""
+        """Returns the bytes on each of the module's devices while its stage runs; 0 if unknown."""
 
     @abstractmethod
     def kept_bytes(self, module: str, degree: int) -> int:
-        """Returns the part of ``memory_bytes`` that stays while other stages run; 0 where unknown."""
+        """Returns the part of ``memory_bytes`` held while other stages run; 0 if unknown."""
 
     def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Neighbours) -> float:
-        """Returns what the neighbours on one device add to a phase, in milliseconds (paper Eq. 7's delta)."""
+        """Returns the time that neighbours on one device add to a phase, in milliseconds (paper Eq. 7's delta)."""
         if not beside:
             return 0.0
         alone_ms = self.time_ms(module, phase, degree, quota)
@@ -54,16 +54,16 @@ class Cost(ABC):
     def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Neighbours = ()) -> float:
         """Returns the time of one phase beside neighbours on one device, in milliseconds.
 
-        A module on several devices with different neighbours takes the longest of them (paper Eq. 7).
+        On several devices with different neighbours, the longest time counts (paper Eq. 7).
         """
         added_ms = self.interference_ms(module, phase, degree, quota, beside=beside)
         return self.time_ms(module, phase, degree, quota) + added_ms
 
 
 class RetimedCost(Cost):
-    """Base class for cost models that override times and delegate everything else to another model, ``base``.
+    """Base class for cost models that override times and delegate the rest to another model, ``base``.
 
-    Neighbours disturb the new times by the form of the base, unless ``interference`` is set.
+    Interference is the base's, unless ``interference`` is set.
     """
 
     def __init__(self, base: Cost) -> None:

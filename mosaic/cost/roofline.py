@@ -1,12 +1,12 @@
-"""The time of counted operators on a described device: the analytic model of PipeWeaver's SEMU (section 4.1).
+"""The time of counted operators on a described device, by the analytic model of PipeWeaver's SEMU (section 4.1).
 
-A kernel takes max(FLOPs / (alpha F), bytes / (alpha B)), with one efficiency alpha for each kind of operator, and some
-time before it begins to work. F shrinks with the SMs of a partition. B does not shrink until too
-few SMs are left to draw all of it. Traffic of neighbours is the interference model's matter.
+A kernel takes max(FLOPs / (alpha F), bytes / (alpha B)) plus a start-up time, with one efficiency alpha per kind of
+operator. F is proportional to the SMs of a partition. B is that of the device until the SMs are too few to saturate it.
+Traffic of neighbours belongs to the interference model.
 
-On a GPU two clocks run as in a line of two stages: one thread of the host launches kernel after kernel, and each kernel
-begins when it was launched and the kernel before it has ended. On the host an operator is called and then works: one
-clock. A time never rises with the SMs, because none of its parts does.
+On a GPU, launcher and device form a pipeline of two stages: one host thread launches kernel after kernel, and a kernel
+starts after its launch and after the previous kernel. On the host, call and work of an operator are sequential. A time
+never increases with the SMs, because none of its terms does.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def operator_ms(operator: Operator, hardware: Hardware, num_sms: int) -> float:
 def phase_ms(counts: PhaseCounts, hardware: Hardware, num_sms: int) -> float:
     """Returns the time of all operators of a phase on ``num_sms`` SMs, launches included, in milliseconds.
 
-    On a GPU exact if all kernels are alike, and close if kernels of each kind are spread over the phase, as layers
-    repeat: then launcher or device paces all of the phase except for the first launch or the last kernel.
+    On a GPU it is exact if all kernels are equal, and close if layers repeat: then either launcher or device limits the
+    whole phase except for the first launch or the last kernel.
     """
     device_ms = sum(operator.calls * operator_ms(operator, hardware, num_sms) for operator in counts.operators)
     kernels = counts.kernels
@@ -42,10 +42,9 @@ def phase_ms(counts: PhaseCounts, hardware: Hardware, num_sms: int) -> float:
 
 
 def phase_bandwidth(counts: PhaseCounts, hardware: Hardware, num_sms: int) -> float:
-    """Returns the share of the device's memory bandwidth that a phase draws on average, between 0 and 1.
+    """Returns the average share of the device's memory bandwidth that a phase uses, between 0 and 1.
 
-    It is rounded to nine digits and so does not fall from one quota to the next by the rounding of equal times: the
-    exact search is slower where it falls.
+    Rounded to nine digits, because the exact search is slower if rounding errors make it decrease between quotas.
     """
     time_ms = phase_ms(counts, hardware, num_sms)
     if time_ms <= 0:

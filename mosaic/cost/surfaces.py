@@ -1,9 +1,9 @@
-"""Time of one phase of a module over data-parallel degree and SM quota, between the samples.
+"""Time of one phase of a module over data-parallel degree and SM quota, interpolated between samples.
 
-Over the quota, a monotone cubic (PCHIP: Fritsch and Carlson, 1980) runs through the medians over 1/quota. Launches and
-exhausted bandwidth are constant there, work that scales with the slots is a straight line, and so is their sum. A
-monotone curve invents no dips that a solver would then plan on. Over the degree, neighbouring curves are joined by
-straight lines in log-log. Nothing is extrapolated.
+Over the quota, a monotone cubic (PCHIP: Fritsch and Carlson, 1980) interpolates the medians in 1/quota, in which work
+that scales with the slots is linear and launches and saturated bandwidth are constant. A monotone curve has no spurious
+minima for a solver to exploit. Over the degree, neighbouring curves are interpolated linearly in log-log. Nothing is
+extrapolated.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from mosaic.errors import InvalidProfileError
 from mosaic.profile import Sample
 
 NOISE_FLOOR = 0.02
-"""Share of a median within which a rise always counts as noise, however few measurements were taken."""
+"""Share of a median within which a rise always counts as noise."""
 _MIN_MS = 1e-6
-"""A measured zero is less than a clock tick; one nanosecond keeps its logarithm finite."""
+"""Replaces a measured zero, whose logarithm is infinite."""
 
 
 class ScalingSurface:
     """Time of one phase of one module over (degree, quota); paper section 3.3, Eq. 6.
 
-    At a sample the surface returns the sample's median, except for noise: medians that *rise* with the quota by no more
-    than the quartiles of the measurements (or two percent) are averaged until they no longer rise. A larger rise is
-    real (threads or waves that do not pay) and stays, because a planner must not hand out slots that slow a module
-    down. An infeasible sample has no time, and neither has the range between it and the next feasible sample.
+    At a sample the surface returns the sample's median, except for noise: medians that *rise* with the quota by at most
+    the quartiles of the measurements (or two percent) are averaged until they no longer rise. A larger rise is real
+    (extra threads or waves without gain) and stays, because a planner must not assign slots that slow a module down. An
+    infeasible sample has no time, nor has the range to the next feasible sample.
 
     Raises:
         InvalidProfileError: No sample is feasible.
@@ -44,19 +44,19 @@ class ScalingSurface:
         feasible = {degree: [s for s in group if s.infeasible is None] for degree, group in self._samples.items()}
         self._curves = {degree: _curve(group) for degree, group in feasible.items() if group}
         if not self._curves:
-            raise InvalidProfileError(f"{self._subject} ran at no quota: {samples[0].infeasible}")
+            raise InvalidProfileError(f"{self._subject} cannot run at any quota: {samples[0].infeasible}")
         self._is_zero = all(s.median_ms == 0 for group in feasible.values() for s in group)
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """Data-parallel degrees with feasible samples, rising."""
+        """Data-parallel degrees with feasible samples, increasing."""
         return tuple(self._curves)
 
     def quotas(self, degree: int) -> tuple[int, ...]:
-        """Returns the known quotas of a degree in slots, rising; between two sampled degrees, those of both.
+        """Returns the quotas of a degree in slots, increasing; between two sampled degrees, those of both.
 
         Raises:
-            ValueError: The degree lies outside the sampled ones, or next to a degree at which the module cannot run.
+            ValueError: The degree is outside the sampled range, or beside a degree at which the module cannot run.
         """
         around = set(self._bracket(degree))
         if not around <= self._curves.keys():
@@ -69,8 +69,8 @@ class ScalingSurface:
         """Returns the time alone on the device, in milliseconds.
 
         Raises:
-            ValueError: ``degree`` or ``quota`` lies outside the samples, or the module cannot run there. The message
-                has the recorded reason.
+            ValueError: ``degree`` or ``quota`` is outside the samples, or the module cannot run there; has the recorded
+        reason.
         """
         lower, upper = self._bracket(degree)
         low_ms = self._on_curve(lower, quota)
@@ -82,7 +82,7 @@ class ScalingSurface:
         degrees = tuple(self._samples)
         if not degrees[0] <= degree <= degrees[-1]:
             raise ValueError(
-                f"{self._subject}: degree {degree} lies outside the sampled degrees {_listed(degrees)}; "
+                f"{self._subject}: degree {degree} is outside the sampled degrees {_listed(degrees)}; "
                 f"profile it at degree {degree} too"
             )
         return neighbours(degrees, degree)
@@ -95,13 +95,13 @@ class ScalingSurface:
         if quota not in curve:
             sampled = [sample.quota for sample in self._samples[degree] if sample.infeasible is None]
             raise ValueError(
-                f"{self._subject}: a quota of {quota} slots lies outside the sampled quotas {_listed(sampled)} "
-                f"of degree {degree}; profile more quotas (`mosaic profile --quotas all`) or ask within them"
+                f"{self._subject}: a quota of {quota} slots is outside the sampled quotas {_listed(sampled)} "
+                f"of degree {degree}; profile more quotas (`mosaic profile --quotas all`) or use one within them"
             )
         return 0.0 if self._is_zero else curve[quota]
 
     def _failure(self, degree: int, quota: int) -> str | None:
-        """The reason why the module cannot run; between two samples, the reason of either."""
+        """Returns the reason why the module cannot run; between two samples, that of either."""
         samples = self._samples[degree]
         right = bisect_left(samples, quota, key=lambda sample: sample.quota)
         is_sampled = right < len(samples) and samples[right].quota == quota
@@ -110,12 +110,12 @@ class ScalingSurface:
 
 
 def _curve(samples: Sequence[Sample]) -> dict[int, float]:
-    """Milliseconds at every whole quota between the first and the last sample, ordered by quota."""
+    """Returns milliseconds at every quota between the first and the last sample."""
     quotas = [sample.quota for sample in samples]
     knots = dict(zip(quotas, (max(time, _MIN_MS) for time in pool_noise(samples)), strict=True))
     if len(quotas) == quotas[-1] - quotas[0] + 1:
         return knots
-    from scipy.interpolate import PchipInterpolator  # half a second to import
+    from scipy.interpolate import PchipInterpolator  # 0.5 s to import
 
     every = range(quotas[0], quotas[-1] + 1)
     smooth = PchipInterpolator([-1 / quota for quota in quotas], list(knots.values()))([-1 / quota for quota in every])
@@ -128,13 +128,13 @@ def _curve(samples: Sequence[Sample]) -> dict[int, float]:
 
 
 def time_bounds(quota: int, left: tuple[int, float], right: tuple[int, float]) -> tuple[float, float]:
-    """Returns the least and the most time that a quota between two samples can take, in milliseconds.
+    """Returns bounds of the time at a quota between two samples, in milliseconds.
 
-    Time does not rise with the quota, and does not fall faster than the quota grows. Samples that break the second rule
-    bound the time with their values alone.
+    Time does not rise with the quota, and falls at most in proportion to it. Samples that violate the second rule are
+    the bounds themselves.
 
     Args:
-        quota: Slots, between both samples.
+        quota: Slots, between those of both samples.
         left: Slots and milliseconds of the sample with fewer slots.
         right: Slots and milliseconds of the sample with more slots.
     """
@@ -145,10 +145,10 @@ def time_bounds(quota: int, left: tuple[int, float], right: tuple[int, float]) -
 
 
 def pool_noise(samples: Sequence[Sample]) -> list[float]:
-    """Returns the medians of samples in rising quota, in milliseconds, with rises that are only noise averaged out.
+    """Returns the medians of samples by increasing quota, in milliseconds, with noisy rises averaged.
 
-    Isotonic regression by pooling adjacent violators (Ayer et al., 1955). A pool is allowed only while its mean stays
-    within the spread of every member.
+    Isotonic regression by pooling adjacent violators (Ayer et al., 1955), while the mean of a pool is within the spread
+    of each member.
     """
     pools: list[list[Sample]] = []
     for sample in samples:
@@ -163,7 +163,7 @@ def pool_noise(samples: Sequence[Sample]) -> list[float]:
 
 
 def _mean_ms(pool: Sequence[Sample]) -> float:
-    # A pool of one must give its median back to the last bit.
+    # a pool of one returns its exact median
     return pool[0].median_ms if len(pool) == 1 else math.fsum(sample.median_ms for sample in pool) / len(pool)
 
 

@@ -1,4 +1,4 @@
-"""Devices at their best, and the links between them: enough to plan for hardware that is not here."""
+"""Descriptions of devices and links, to plan for hardware without measuring it."""
 
 from mosaic.hardware.description import Efficiency, Hardware
 from mosaic.hardware.find import HARDWARE_NAMES, NOWHERE, find_cluster, find_hardware, hardware_of

@@ -1,4 +1,4 @@
-"""One device: its SMs and slots, its peaks, its memory, and the share of each peak that kernels reach."""
+"""The description of a device: SMs and slots, peaks, memory, and the share of each peak that kernels reach."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from mosaic.artifact import StrictFile
 from mosaic.device import Device
 
 MAX_EFFICIENCY = 2.0
-"""Largest efficiency: above 1 where caches serve reads that are counted as memory traffic, or a peak is a guess."""
+"""Largest efficiency; above 1 if caches serve counted memory traffic, or if a peak is a guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency(StrictFile):
-    """Share of a peak that kernels of one kind reach: the alphas of PipeWeaver's SEMU (section 4.1).
+    """Shares of a peak that kernels of one kind reach: the alphas of PipeWeaver's SEMU (section 4.1).
 
-    The time that a kernel takes however small it is stands apart, in ``Hardware.kernel_us``. The defaults are round
-    figures of ours, not measurements; ``devices.toml`` has published ones of some devices.
+    ``Hardware.kernel_us`` is the minimum time of a kernel. The defaults are round guesses; ``devices.toml`` has
+    published figures of some devices.
     """
 
     matmul: float = 0.7
-    """Matrix products, of the peak of their dtype."""
+    """Matrix products, relative to the peak of their dtype."""
     attention: float = 0.5
-    """Fused attention, of the peak of its dtype."""
+    """Fused attention, relative to the peak of its dtype."""
     conv: float = 0.5
-    """Convolutions, of the peak of their dtype."""
+    """Convolutions, relative to the peak of their dtype."""
     memory: float = 0.8
-    """Everything, of the memory's bandwidth; and all other arithmetic, of the vector units' peak."""
+    """Memory traffic, relative to the bandwidth, and all other arithmetic, relative to the vector units' peak."""
     network: float = 0.8
-    """Collectives, of the links' bandwidth."""
+    """Collectives, relative to the links' bandwidth."""
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -40,10 +40,10 @@ class Efficiency(StrictFile):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware(StrictFile):
-    """A device as its vendor describes it.
+    """A device by its vendor's figures.
 
     Raises:
-        ValueError: A figure is zero, negative, infinite or not a number; names the field.
+        ValueError: A field is zero, negative, infinite or NaN; has its name.
     """
 
     schema_version: int = 1
@@ -56,7 +56,7 @@ class Hardware(StrictFile):
     """SMs; on the host, cores."""
     sms_per_slot: int = 1
     bf16_tflops: float
-    """Dense peak of matrix products in bfloat16 or float16, in 10^12 operations a second."""
+    """Dense peak of matrix products in bfloat16 or float16, in TFLOP/s."""
     tf32_tflops: float
     """Dense peak of convolutions in float32, which torch runs in TF32 by default."""
     fp32_tflops: float
@@ -65,18 +65,18 @@ class Hardware(StrictFile):
     """Dense peak in float64."""
     memory_bytes: int
     memory_gb_per_s: float
-    """Peak bandwidth of the memory, in 10^9 bytes a second."""
+    """Peak memory bandwidth, in GB/s."""
     sm_gb_per_s: float
-    """Bandwidth that one SM can draw, in 10^9 bytes a second; it bounds a partition of few SMs."""
+    """Maximum bandwidth of one SM, in GB/s; it bounds a partition of few SMs."""
     launch_us: float
-    """Time in which one thread of the host launches a kernel, in microseconds; on the host, calls an operator. A GPU
-    works meanwhile: a kernel begins when it was launched and the one before it has ended."""
+    """Time for one host thread to launch a kernel (on the host, to call an operator), in microseconds; a GPU works
+    meanwhile."""
     kernel_us: float = 0.0
-    """Time of a GPU from one kernel's end to the next one's work, however small, in microseconds."""
+    """Minimum time of a kernel on a GPU, in microseconds."""
     host_gb_per_s: float = 0.0
-    """Bandwidth to the host's memory in one direction, in 10^9 bytes a second; 0: activations are not offloaded."""
+    """Bandwidth to the host's memory in one direction, in GB/s; 0: no offloading."""
     lane_bytes: int = 0
-    """Memory that a lane takes by itself, in bytes: library workspaces of its streams."""
+    """Library workspaces of a lane's streams, in bytes."""
     efficiency: Efficiency = field(default_factory=Efficiency)
 
     def __post_init__(self) -> None:
@@ -84,18 +84,18 @@ class Hardware(StrictFile):
         for name in (*names, "num_sms", "sms_per_slot", "memory_bytes"):
             _check_positive(f"{self.name}: {name}", getattr(self, name))
         if self.sms_per_slot > self.num_sms:
-            raise ValueError(f"{self.name}: sms_per_slot={self.sms_per_slot} is more than num_sms={self.num_sms}")
+            raise ValueError(f"{self.name}: sms_per_slot={self.sms_per_slot} exceeds num_sms={self.num_sms}")
         for name in ("launch_us", "kernel_us", "host_gb_per_s", "lane_bytes"):
             if not 0 <= getattr(self, name) < math.inf:  # also catches NaN
                 raise ValueError(f"{self.name}: {name}={getattr(self, name)}; use a finite number, 0 or more")
 
     @property
     def num_slots(self) -> int:
-        """Slots that quotas are counted in."""
+        """Number of slots."""
         return self.num_sms // self.sms_per_slot
 
     def device(self) -> Device:
-        """Returns the device as a planner sees it."""
+        """Returns the device for a planner."""
         return Device(
             name=self.name,
             kind=self.kind,
@@ -106,9 +106,9 @@ class Hardware(StrictFile):
         )
 
     def peak_tflops(self, dtype: str, *, is_conv: bool = False) -> float:
-        """Returns the peak of matrix products in a dtype, such as ``bfloat16``, in 10^12 operations a second.
+        """Returns the peak of matrix products in a dtype, such as ``bfloat16``, in TFLOP/s.
 
-        A dtype without a figure of its own (integers, float8) counts as 16 bits wide.
+        A dtype without a peak of its own (integers, float8) counts as 16 bits wide.
         """
         if dtype in ("float64", "complex128"):
             return self.fp64_tflops
@@ -117,7 +117,7 @@ class Hardware(StrictFile):
         return self.bf16_tflops
 
     def bandwidth_gb_per_s(self, num_sms: int) -> float:
-        """Returns the most that ``num_sms`` SMs draw of the memory, in 10^9 bytes a second."""
+        """Returns the maximum bandwidth of ``num_sms`` SMs, in GB/s."""
         return min(self.memory_gb_per_s, num_sms * self.sm_gb_per_s)
 
 

@@ -1,4 +1,4 @@
-"""Devices and clusters by name, from ``devices.toml`` beside this file, or from a user's JSON file."""
+"""Devices and clusters by name (from ``devices.toml``) or from a user's JSON file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from mosaic.hardware.network import Cluster, Link
 HARDWARE_NAMES = ("a100-80g", "h100-80g", "h200", "h800", "a40", "host")
 """Names of the devices in ``devices.toml``."""
 NOWHERE = Link(gb_per_s=1.0)
-"""The link of one device, which sends nothing."""
+"""The unused link of a single device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ClusterFile(StrictFile):
-    """A cluster as a user's file has it, with the device by name or described in full."""
+    """A cluster in a user's file, with the device by name or as a full description."""
 
     schema_version: int = 1
     hardware: str | Hardware
@@ -43,23 +43,23 @@ def _described() -> dict[str, dict[str, Any]]:
 
 
 def _usual_node(name: str) -> Cluster:
-    """A full node of described devices; the host has the cores and the memory of this machine."""
+    """A full node of described devices; the host has this machine's cores and memory."""
     node = parse(Cluster, json.dumps(_described()[name]), source=f"devices.toml: {name}")
     return node if name != "host" else dataclasses.replace(node, hardware=_this_machine(node.hardware))
 
 
 def available_cores() -> tuple[int, ...]:
-    """Returns the CPU cores that this process may run on."""
+    """Returns the number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
 
 
 def machine_bytes() -> int:
-    """Returns the bytes of memory of this machine; 0 where unknown."""
+    """Returns this machine's memory in bytes; 0 if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # not a POSIX system
+    except (AttributeError, OSError, ValueError):  # not POSIX
         return 0
 
 
@@ -73,9 +73,9 @@ def find_hardware(where: str) -> Hardware:
     """Returns a device by name, or from the file if ``where`` ends in ``.json``.
 
     Raises:
-        ValueError: There is no device of that name.
-        InvalidFileError: The file is missing, not JSON, has an unknown field, lacks one, or a figure is zero,
-            negative, infinite or not a number; the message has the line and the field.
+        ValueError: The device is unknown.
+        InvalidFileError: The file is missing or not JSON, or a field is missing, unknown, zero, negative, infinite or
+    NaN; the message has the line and the field.
     """
     if where.endswith(".json"):
         return load(Hardware, Path(where))
@@ -85,7 +85,7 @@ def find_hardware(where: str) -> Hardware:
 
 
 def hardware_of(device: Device) -> Hardware | None:
-    """Returns the description of a device by its product name; None for a device without a description."""
+    """Returns the description of a device by its product name, or None."""
     if device.kind == "host":
         return find_hardware("host")
     words = device.name.lower().replace("-", " ").split()
@@ -93,21 +93,19 @@ def hardware_of(device: Device) -> Hardware | None:
 
 
 def find_cluster(where: str, gpus: int | None = None) -> Cluster:
-    """Returns a cluster from a file, or ``gpus`` devices of a name in nodes and with links that are usual for them.
+    """Returns a cluster from a file, or ``gpus`` devices of a name with their usual nodes and links.
 
     Args:
-        where: Name of a device, or a .json file with a device or a cluster: nodes, devices a node, links, and a device
-            by name or described in full.
-        gpus: Number of devices; by default 1, or all of the file's cluster.
+        where: Name of a device, or a .json file with a device or a cluster: nodes, devices per node, links, and a
+        device by name or as a full description. gpus: Number of devices; by default 1, or the file's number.
 
     Raises:
-        MosaicError: There is no device of that name, ``gpus`` does not fill whole nodes or is not the number in the
-            file, or a file describes one device and its links are not known.
-        InvalidFileError: See ``find_hardware``.
-        ValueError: ``gpus`` is below 1.
+        MosaicError: The device is unknown, ``gpus`` does not fill whole nodes or differs from the file's number, or a
+        file describes one device without links. InvalidFileError: See ``find_hardware``. ValueError: ``gpus`` is below
+        1.
     """
     if gpus is not None and gpus < 1:
-        raise ValueError(f"gpus={gpus}; a cluster has at least one")
+        raise ValueError(f"gpus={gpus}; use at least 1")
     count = gpus or 1
     if not where.endswith(".json"):
         find_hardware(where)  # refuses unknown names
@@ -125,12 +123,12 @@ def find_cluster(where: str, gpus: int | None = None) -> Cluster:
         fields = {entry.name: getattr(read, entry.name) for entry in dataclasses.fields(Cluster)}
         cluster = Cluster(**fields | {"hardware": hardware})
         if gpus not in (None, cluster.num_devices):
-            raise MosaicError(f"{where} describes {cluster.num_devices} devices, not {gpus}; leave the number out")
+            raise MosaicError(f"gpus={gpus}, but {where} describes {cluster.num_devices} devices; leave out the number")
         return cluster
     hardware = find_hardware(where)
     if count > 1:
         raise MosaicError(
-            f"{where} describes one device and no links; describe the cluster: hardware, nodes, gpus_per_node, "
+            f"{where} describes one device without links; describe the cluster: hardware, nodes, gpus_per_node, "
             "nics_per_node, intra_node and inter_node"
         )
     return Cluster(hardware=hardware, intra_node=NOWHERE, inter_node=NOWHERE)

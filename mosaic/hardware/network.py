@@ -1,20 +1,19 @@
-"""Links between devices, and the time of messages and all-reduces over them. Formulas; nothing was measured here.
+"""Links between devices, and formulas for the time of messages and all-reduces.
 
-*Hosts*, and links that were measured as one, are a plain ring, as gloo's. *GPUs in nodes* run NCCL's all-reduce in
-three phases: gradients are reduce-scattered inside each node, all-reduced across nodes on every rail (a NIC of each
-node), and all-gathered inside. The two kinds of link work at the same time, on pieces as large as NCCL's buffers; a
-message of one piece takes the sum of the phases, a long one what the slower kind of link takes::
+*Hosts* and measured links are a plain ring, like gloo's. *GPUs in nodes* run NCCL's all-reduce in three phases:
+reduce-scatter inside each node, all-reduce across nodes on every rail (a NIC of each node), and all-gather inside each
+node. Both kinds of link work at the same time, on pieces of the size of NCCL's buffers. A message of one piece takes
+the sum of the phases, a long one the time of the slower kind of link::
 
     inside   | 1 |   | 2 |   | 3 |   |          d = m n devices, n nodes, r rails, S bytes
     rails    |   |-1-|   |-2-|   |-3-|          inside 2 (m-1)/m S, on a rail 2 (n-1)/n S/r (ring) or 2 S/r (tree)
 
-Latencies are NCCL's own, by protocol and kind of link: ``baseLat`` and ``hwLat`` of ``src/graph/tuning.cc``
-(github.com/NVIDIA/nccl, version 2.30.7). Inside a node they are those of its ring. A rail has one device a node, where
-NCCL takes the network's latency from the tree's column for ring and tree alike, since nothing hides a step. Protocols
-trade latency for bandwidth: LL sends a flag with every 4 bytes, LL128 one with every 120. The quickest is taken.
-
-NCCL itself picks among flat rings, trees and NVLink SHARP, which it describes by the same tables; ours is one form for
-all of them. ``tests/unit/hardware/test_network.py`` compares it with published measurements.
+Latencies are NCCL's, by protocol and kind of link: ``baseLat`` and ``hwLat`` of ``src/graph/tuning.cc``
+(github.com/NVIDIA/nccl, version 2.30.7). Inside a node they are those of its ring. A rail has one device per node, for
+which NCCL uses the tree's network latency for ring and tree alike. Protocols trade latency for bandwidth: LL sends a
+flag with every 4 bytes, LL128 one with every 120. The fastest is used. NCCL chooses between flat rings, trees and
+NVLink SHARP; this is one model for all of them. ``tests/unit/hardware/test_network.py`` compares it with published
+measurements.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from mosaic.artifact import Ge, StrictFile
 from mosaic.hardware.description import Hardware
 
 BUFFER_BYTES = 4 * 2**20
-"""Bytes of a channel's buffer, of which a rail has one: NCCL_BUFFSIZE of NCCL's documentation."""
+"""Buffer size of a channel (one per rail): NCCL_BUFFSIZE in NCCL's documentation."""
 POST_US = 2.0
-"""Time to post one more message beside the first, in microseconds: ``getNetOverhead`` of the same file, on AMD."""
+"""Time to post each further message, in microseconds: ``getNetOverhead`` of the same file, on AMD."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Bytes that one device sends another, by their indices."""
+    """Bytes sent between devices, by (source, destination) index."""
 
     source: int
     target: int
@@ -46,19 +45,19 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link(StrictFile):
-    """The bandwidth in one direction, and the latency of the first byte.
+    """The bandwidth in one direction and the latency of a link.
 
-    By itself a network of equal devices with one such link each.
+    As a network: equal devices with one such link each.
     """
 
     gb_per_s: float
-    """Bandwidth in one direction, in 10^9 bytes a second: of a device within a node, of a NIC between nodes."""
+    """Bandwidth in one direction, in GB/s: of a device within a node, of a NIC between nodes."""
     latency_us: float = 5.0
-    """Time of one message whatever its size, in microseconds; on GPUs, of NCCL's Simple protocol."""
+    """Latency of one message, in microseconds; on GPUs, of NCCL's Simple protocol."""
     ll128_us: float | None = None
-    """The same of NCCL's LL128 protocol; None where it is not used."""
+    """Latency of NCCL's LL128 protocol; None if unused."""
     ll_us: float | None = None
-    """The same of NCCL's LL protocol; None where it is not used."""
+    """Latency of NCCL's LL protocol; None if unused."""
 
     def __post_init__(self) -> None:
         if not 0 < self.gb_per_s < math.inf:  # also catches NaN
@@ -71,7 +70,7 @@ class Link(StrictFile):
     def all_reduce_ms(self, num_bytes: float, degree: int) -> float:
         """Returns the time of a ring all-reduce of ``num_bytes`` on each of ``degree`` devices, in milliseconds.
 
-        Each device sends 2 (d-1)/d of the bytes in 2 (d-1) steps (Patarasuk and Yuan, 2009), as gloo does.
+        As in gloo, each device sends 2 (d-1)/d of the bytes in 2 (d-1) steps (Patarasuk and Yuan, 2009).
         """
         if degree <= 1 or num_bytes <= 0:
             return 0.0
@@ -79,9 +78,9 @@ class Link(StrictFile):
         return steps * self.latency_us / 1e3 + steps / degree * num_bytes / self.gb_per_s / 1e6
 
     def exchange_ms(self, messages: Sequence[Message]) -> float:
-        """Returns the time of messages that are sent together, in milliseconds.
+        """Returns the time of concurrent messages, in milliseconds.
 
-        A device sends its messages one after the other, and receives meanwhile.
+        A device sends its messages one after the other and receives at the same time.
         """
         ways: defaultdict[tuple[bool, int], float] = defaultdict(float)
         for message in messages:
@@ -92,16 +91,16 @@ class Link(StrictFile):
 
 
 class Protocol(NamedTuple):
-    """NCCL's protocol and its efficiency."""
+    """A protocol of NCCL."""
 
     latency: str
-    """Field of a link that has its latency."""
+    """Name of its latency's field in ``Link``."""
     base_us: float
-    """Time of a collective whatever its size and number of steps, in microseconds."""
+    """Constant time of a collective, in microseconds."""
     share: float
-    """Of a link's bandwidth that data get."""
+    """Share of a link's bandwidth that carries data."""
     node_gb_per_s: float = math.inf
-    """Most that a node sends to others, in 10^9 bytes a second."""
+    """Maximum bandwidth between a node and others, in GB/s."""
 
 
 PROTOCOLS = (
@@ -115,22 +114,21 @@ PROTOCOLS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster(StrictFile):
-    """Equal nodes of equal devices: GPUs that talk by NCCL, or hosts that talk by gloo in a plain ring.
+    """Equal nodes of equal devices: GPUs with NCCL, or hosts with gloo in a plain ring.
 
-    A module's devices are taken to be neighbours that fill one node after the other; a module that a plan spreads over
-    more nodes than it needs takes longer.
+    A module's devices are assumed to fill one node after the other; a module spread over more nodes takes longer.
     """
 
     hardware: Hardware
     nodes: Annotated[int, Ge(1)] = 1
     gpus_per_node: Annotated[int, Ge(1)] = 1
-    """Devices in each node."""
+    """Number of devices per node."""
     nics_per_node: Annotated[int, Ge(1)] | None = None
-    """NICs in each node, or rails; None: as many as devices."""
+    """Number of NICs (rails) per node; None: one per device."""
     intra_node: Link
-    """Of each device, to others of its node."""
+    """Link of each device within its node."""
     inter_node: Link
-    """Of each NIC."""
+    """Link of each NIC."""
 
     @property
     def num_devices(self) -> int:
@@ -139,8 +137,8 @@ class Cluster(StrictFile):
     def all_reduce_ms(self, num_bytes: float, degree: int) -> float:
         """Returns the time of an all-reduce of ``num_bytes`` on each of ``degree`` devices, in milliseconds.
 
-        GPUs use the quickest protocol and the quicker of ring and tree, hosts a ring over the slowest link. Where the
-        last node is not full, only the rails near its devices carry anything.
+        GPUs use the fastest protocol and the faster of ring and tree, hosts a ring over the slowest link. If the last
+        node is not full, only the rails near its devices are used.
         """
         if self._is_ring:
             return self._plain(degree).all_reduce_ms(num_bytes, degree)
@@ -154,7 +152,7 @@ class Cluster(StrictFile):
         protocols = [by for by in PROTOCOLS if all(getattr(link, by.latency) is not None for link in used)]
 
         def time_ms(by: Protocol, steps: int, share: float) -> float:
-            """``steps`` across nodes, in which a rail sends ``share`` of its bytes."""
+            """Returns the time of ``steps`` across nodes, in which a rail sends ``share`` of its bytes."""
             latency_us, inside_ms, between_ms = by.base_us, 0.0, 0.0
             if members > 1:
                 passes = 2 * (members - 1)
@@ -171,11 +169,11 @@ class Cluster(StrictFile):
         return min(time_ms(by, *across) for by in protocols for across in (ring, tree))
 
     def exchange_ms(self, messages: Sequence[Message]) -> float:
-        """Returns the time of messages that are sent together, in milliseconds: one, or an all-to-all.
+        """Returns the time of concurrent messages, such as an all-to-all, in milliseconds.
 
-        Devices are numbered node by node. Each sends to other nodes over the NIC that is nearest to it, which devices
-        share where there are fewer; all links work at the same time, each way, and the busiest decides. To the time of
-        one message comes that of posting each further one. On hosts, messages go one after the other.
+        Devices are numbered node by node. Each sends to other nodes over its nearest NIC, which it may share. All links
+        work concurrently in both directions, and the busiest decides. Each further message adds its posting time. On
+        hosts, messages are sent one after the other.
         """
         messages = [message for message in messages if message.num_bytes > 0 and message.source != message.target]
         if not messages:

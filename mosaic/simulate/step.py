@@ -1,14 +1,14 @@
-"""The time of a plan's step when no barrier ends a stage. Simulated, never measured.
+"""Simulates the step of a plan without barriers between stages.
 
-A part starts as soon as the parts that feed it have ended, and whatever precedes it on its slots. Slots run forwards in
-the order of the stages and backwards in exactly the reverse order. Dependencies are
+A part starts when its inputs and the preceding parts on its slots have ended. Slots run forwards in the order of the
+stages and backwards in reverse order. Dependencies are
 
 * forward: the forwards that feed it,
 * backward: its own forward, and the backwards of the parts that it feeds. The backward of a part that feeds nothing
   waits for the forwards of all such parts, because the loss needs every output.
 
-Laws, for a plan's own times: a step is at least as long as the longest chain of dependencies and as the busiest slot's
-work, and never longer than ``Plan.predicted_ms``, the stages with barriers.
+With a plan's own times, a step is at least as long as the critical path and as the busiest slot's work, and at most
+``Plan.predicted_ms``, which has barriers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mosaic.profile import Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSpan:
-    """One part's forward or backward, which all of its ranks do together; milliseconds since the step's beginning."""
+    """One part's forward or backward on all of its ranks, in milliseconds since the start of the step."""
 
     part: Part
     phase: Phase
@@ -40,19 +40,19 @@ class SimulatedStep:
     """One step of a plan."""
 
     spans: tuple[SimulatedSpan, ...]
-    """All forwards, then all backwards, each in the order in which slots run them."""
+    """All forwards, then all backwards, in the order of execution on the slots."""
     makespan_ms: float
-    """End of the step, sums of gradients included where they are simulated."""
+    """End of the step, including simulated gradient reductions."""
 
 
 def simulate(plan: Plan, graph: ModuleGraph, *, sums: Callable[[str, int], GradientSum] | None = None) -> SimulatedStep:
-    """Simulates one step under the plan's own times.
+    """Simulates one step with the plan's own times.
 
     Args:
         plan: Placements and their times.
         graph: Edges between modules.
-        sums: Sum of gradients of a module at a degree. The sums then share the network of their devices, in place of
-            the part of the plan's times that reduces gradients.
+        sums: Gradient reduction of a module at a degree. Reductions then share their devices' network, and replace
+        those in the plan's times.
 
     Raises:
         InvalidPlanError: The plan does not cover the graph.
@@ -90,7 +90,7 @@ def simulate(plan: Plan, graph: ModuleGraph, *, sums: Callable[[str, int], Gradi
 
 
 def _inputs(plan: Plan, graph: ModuleGraph) -> dict[Part, list[Part]]:
-    """Returns the parts that each part waits for: those that feed its module, and its module's layers before it."""
+    """Returns the dependencies of each part: the parts that feed its module, and its module's earlier layers."""
     parts: dict[str, list[Part]] = {}
     for placement in plan.placements:
         parts.setdefault(placement.module, []).append(placement.part)
@@ -103,17 +103,16 @@ def _inputs(plan: Plan, graph: ModuleGraph) -> dict[Part, list[Part]]:
 
 
 def last_sum_ms(backwards: Iterable[tuple[SimulatedSpan, GradientSum]]) -> float:
-    """Returns when the last bucket of gradients has been summed, in milliseconds; 0 if nothing is summed.
+    """Returns the end of the last gradient bucket, in milliseconds; 0 without reductions.
 
-    Modules of one device share its network, so their buckets wait for each other. A module's buckets become ready in
-    equal parts of its backward. Each is summed as soon as all of its devices have ended the sums that were ready
-    before, as kernels on one stream are::
+    Modules of one device share its network. A module's buckets become ready at equal intervals of its backward. Each is
+    reduced as soon as all of its devices have finished earlier ones, like kernels on one stream::
 
         a backward  |  1  |  2  |                      b backward  |    1    |    2    |      beside it
         network           |--a1--|--b1--|--a2--|--b2--|
 
     Args:
-        backwards: Each part's backward with the sum of its whole module; a slice has its share, in buckets as large.
+        backwards: Each part's backward with its module's reduction; a slice has its share, in buckets of equal size.
     """
     ready = []
     for index, (span, whole) in enumerate(backwards):

@@ -1,4 +1,4 @@
-"""From costs to a plan: which modules share a stage, and on which slots. Loads neither torch nor ortools."""
+"""Plans stages and slots from costs. Importing it loads neither torch nor ortools."""
 
 from mosaic.solver.gahc.stage_eval import StageEvaluator
 from mosaic.solver.limits import SearchLimits

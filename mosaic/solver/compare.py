@@ -1,7 +1,6 @@
-"""Every method on the same graph, devices and cost model: what ``mosaic plan --compare`` prints.
+"""Compares planning methods on one graph, device and cost model, for ``mosaic plan --compare``.
 
-All times are predicted by that one cost model; nothing is measured here. The order of the planners differs from
-input to input. A plan that slices modules (Spindle's) may be predicted to beat the best plan of whole modules.
+All times are predicted. A plan that slices modules (Spindle's) may beat the best plan of whole modules.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from mosaic.solver.solve import solve
 from mosaic.solver.task import SearchOptions
 
 COMPARED_LAYERS = 12
-"""Default of the layers of each module, between which Spindle slices."""
+"""Default number of layers per module, for Spindle's slices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A method's plan, or the reason why it has none."""
+    """A method's plan, or the reason for its absence."""
 
     method: str
     plan: Plan | None = None
@@ -44,12 +43,12 @@ def compare(
     methods: Sequence[str] | None = None,
     search: SearchOptions | None = None,
 ) -> tuple[Comparison, ...]:
-    """Plans with every method in turn; a method that cannot do it is listed with its reason.
+    """Plans with every method in turn; a method that fails is listed with the reason.
 
     Args:
         graph, cost, device, num_devices: As for ``solve``, the same for all.
-        methods: Names from ``METHODS``, each once; by default those that the table says are compared.
-        search: Granularity and limits; ``COMPARED_LAYERS`` where it has 1 layer.
+        methods: Names from ``METHODS``, each once; by default those with ``compared``.
+        search: Granularity and limits; 1 layer becomes ``COMPARED_LAYERS``.
 
     Raises:
         InfeasibleError: A module fits on no device.
@@ -57,11 +56,11 @@ def compare(
     """
     methods = compared_methods() if methods is None else methods
     if not methods or set(methods) - set(METHODS) or len(set(methods)) < len(methods):
-        raise ValueError(f"methods={tuple(methods)}; name each once, at least one of {', '.join(METHODS)}")
+        raise ValueError(f"methods={tuple(methods)}; pass each name once, at least one of {', '.join(METHODS)}")
     search = search or SearchOptions()
     if search.layers == 1:
         search = replace(search, layers=COMPARED_LAYERS)
-    all_options(graph, cost=cost, device=device, num_devices=num_devices, percents=search.percents)  # or no method can
+    all_options(graph, cost=cost, device=device, num_devices=num_devices, percents=search.percents)  # else all fail
     rows = []
     for method in methods:
         began, plan, reason = time.perf_counter(), None, ""

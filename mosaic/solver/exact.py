@@ -1,7 +1,7 @@
-"""The exact search of ``mosaic._search``, from a graph's options to stages.
+"""The exact search of ``mosaic._search``.
 
-Best-first over the sets of finished modules, with a special-purpose search for each stage (csrc/search). It minimises
-what a plan predicts: the slowest forward plus the slowest backward of each stage, with interference.
+Best-first search over sets of finished modules, with a search of its own for each stage (csrc/search). It minimizes the
+sum over stages of the slowest forward plus the slowest backward, with interference.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class ExactResult:
     """The best plan and its bound."""
 
     stages: tuple[StageResult, ...]
-    """In an order that keeps the dependencies."""
+    """In topological order."""
     cost_ms: float
     """Predicted time, in milliseconds."""
     record: SearchRecord
-    """The status and the bound."""
+    """Status and bound."""
 
 
 def search_exactly(
@@ -46,19 +46,19 @@ def search_exactly(
     limits: SearchLimits | None = None,
     forbidden: Sequence[Collection[str]] = (),
 ) -> ExactResult:
-    """Finds the plan with the least predicted time, and proves it where ``limits`` allow.
+    """Finds the plan with the least predicted time, and proves it optimal if ``limits`` allow.
 
     Args:
-        graph: What depends on what.
+        graph: Modules and their dependencies.
         options: Deployment options of every module; not empty.
         cost: Source of interference.
         machine: Devices to place on.
-        limits: When to stop.
+        limits: Limits of the search.
         forbidden: Sets of modules that must not be stages.
 
     Raises:
         ValueError: There are more than 16 modules.
-        InfeasibleError: What is forbidden leaves no plan.
+        InfeasibleError: No plan avoids the forbidden stages.
     """
     limits = limits or SearchLimits()
     names = graph.topological_order()
@@ -72,7 +72,7 @@ def search_exactly(
     )
     if not plan.stages:
         sets = "; ".join(", ".join(sorted(members)) for members in forbidden)
-        raise InfeasibleError("what is forbidden leaves no plan", reasons=[f"no stage may be one of: {sets}"])
+        raise InfeasibleError("no plan avoids the forbidden stages", reasons=[f"forbidden stages: {sets}"])
     return ExactResult(
         stages=tuple(
             StageResult(
@@ -93,14 +93,14 @@ def search_exactly(
 
 
 def why_not_exact(graph: ModuleGraph) -> str | None:
-    """Returns why the exact search cannot plan a graph; None if it can."""
+    """Returns the reason why the exact search cannot plan a graph, or None."""
     if len(graph.modules) > MAX_MODULES:
-        return f"{len(graph.modules)} modules are more than the {MAX_MODULES} that the exact search takes"
+        return f"the exact search takes at most {MAX_MODULES} modules, not {len(graph.modules)}"
     return None
 
 
 def build_problem(graph: ModuleGraph, options: Options, *, cost: Cost, machine: Machine) -> _search.Problem:
-    """Returns the problem as the extension has it; modules in topological order."""
+    """Returns the problem in the extension's types, with modules in topological order."""
     form = cost.interference
     names = graph.topological_order()
     place = {name: index for index, name in enumerate(names)}

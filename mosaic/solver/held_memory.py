@@ -1,16 +1,16 @@
-"""Plans whose devices hold what modules keep over the whole step: a branch and bound over the exact search.
+"""Plans within the memory that modules hold over the whole step: a branch and bound over the exact search.
 
-During a stage a device holds what the stage's modules need (``DeploymentOption.memory_bytes``). Of modules of other
-stages it holds what they keep: parameters, gradients, optimizer state and activations (``kept_bytes``). Therefore ::
+During a stage a device holds the whole memory of the stage's modules (``DeploymentOption.memory_bytes``). Of the
+modules of other stages it holds parameters, gradients, optimizer state and activations (``kept_bytes``). Therefore ::
 
-    held(device) = sum of kept over its modules + the most that one stage's modules work with beyond that
+    held(device) = sum of kept_bytes over its modules + maximum over stages of their modules' working bytes
 
-in any order of the stages. Devices are alike, and a module's devices in one stage do not depend on those of another.
+in any order of the stages. Devices are equal, and a module's devices in one stage do not depend on those of another.
 
-The exact search checks the memory of each stage alone, so its plan is a relaxation and its bound is a bound. Where
-``find_devices`` finds devices that hold everything, it is the plan. Otherwise its stages give up slots until there are
-such devices, other degrees are tried, and a branch and bound over degrees improves the plan and raises the bound.
-CP-SAT solves stages whose degrees are fixed.
+The exact search checks the memory of each stage alone, so it solves a relaxation and its bound holds. If
+``find_devices`` places its plan within memory, that is the plan. Otherwise its stages give up slots until they fit,
+other degrees are tried, and a branch and bound over degrees improves the plan and raises the bound. CP-SAT solves
+stages with fixed degrees.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ Forbidden = Sequence[frozenset[str]]
 RELAXED_SHARE = 0.4
 """Share of the effort for the relaxation."""
 CLIMB_SHARE = 0.3
-"""Share of the effort that is left for better degrees; the proof has the rest."""
+"""Share of the remaining effort for better degrees; the proof gets the rest."""
 PART_SHARE = 0.25
-"""Share of the effort that is left for each relaxation before the proof."""
+"""Share of the remaining effort for each relaxation before the proof."""
 MAX_NODES = 300
-"""Sets of devices that are tried for the modules of one plan."""
+"""Maximum number of device sets to try for the modules of one plan."""
 NODE_EFFORT, PLACING_EFFORT = 1.2e-5, 1e-4
-"""Effort of one of these sets, and of a placement whatever it tries."""
+"""Effort of one device set, and the fixed effort of a placement."""
 STAGES_EFFORT = 0.2
-"""Effort for quotas and devices of stages and degrees that are fixed."""
+"""Effort to choose quotas and devices for fixed stages and degrees."""
 IN_TURN_EFFORT = 5.0
-"""Effort after which it stays open whether any plan fits."""
+"""Effort after which the existence of a plan stays undecided."""
 MAX_FACTOR, HALVINGS = 8.0, 5
-"""Stages become slower by at most this factor, whose logarithm is halved so often."""
+"""Maximum slowdown of stages, and the number of bisections of its logarithm."""
 _VARIABLE_EFFORT = 4e-5
 _ROUNDED_MS = 1e-6
-"""Difference of a time of the exact search from a plan's: it counts whole nanoseconds of each module and phase."""
+"""Rounding of the exact search, which counts whole nanoseconds per module and phase."""
 
 
 def keeps_anything(options: Options, machine: Machine) -> bool:
-    """Returns whether memory held across stages can rule anything out."""
+    """Returns True if memory held across stages can rule out a plan."""
     return machine.memory_bytes > 0 and any(option.kept_bytes for own in options.values() for option in own)
 
 
 def fits(stages: Sequence[StageResult], machine: Machine) -> bool:
-    """Returns whether no device holds more than it has."""
+    """Returns True if stages fit into the memory of their devices."""
     resident, most = [0] * machine.num_devices, [0] * machine.num_devices
     for stage in stages:
         stage_resident, stage_works = _loads(stage, machine.num_devices)
@@ -74,7 +74,7 @@ def fits(stages: Sequence[StageResult], machine: Machine) -> bool:
 
 
 def _loads(stage: StageResult, num_devices: int) -> tuple[list[int], list[int]]:
-    """Kept and working bytes of one stage on each device."""
+    """Returns the held and working bytes of one stage on each device."""
     resident, works = [0] * num_devices, [0] * num_devices
     for option, devices in stage.choices.values():
         for device in devices:
@@ -89,20 +89,20 @@ def _stage_of(choices: Mapping[str, Choice]) -> StageResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Stages on devices that hold everything, if there are any."""
+    """Stages that fit into memory, if any."""
 
     stages: Stages | None
     is_closed: bool
-    """True if the stages are proven best, or None is proven right."""
+    """True if the stages are proven optimal, or their absence is proven."""
     effort: float
     """Effort of the search."""
 
 
 def place_stages(stages: Stages, machine: Machine) -> Stages | None:
-    """Returns modules with the options that they have on devices that hold everything; None if none were found.
+    """Returns modules with devices that hold their options; None if none were found.
 
-    Heavy devices of a stage go to light ones, stage after stage, which keeps neighbours and their times. Where that
-    does not fit, all modules are placed anew.
+    Assigns the heavy devices of each stage to light ones, which keeps neighbours and their times. If that does not fit,
+    places all modules anew.
     """
     if fits(stages, machine):
         return stages
@@ -130,9 +130,9 @@ def place_stages(stages: Stages, machine: Machine) -> Stages | None:
 
 
 def find_devices(options: Options, partition: Partition, machine: Machine) -> Placed:
-    """Places the modules of stages on devices that hold everything: depth first, the heaviest module first.
+    """Places the modules of stages within memory: depth first, the heaviest module first.
 
-    A module has the first of its options with which this succeeds within ``MAX_NODES`` sets of devices.
+    A module gets the first of its options with which this succeeds within ``MAX_NODES`` device sets.
     """
     count, room_bytes = machine.num_devices, machine.num_devices * machine.memory_bytes
     number_of = {name: number for number, names in enumerate(partition) for name in names}
@@ -145,7 +145,7 @@ def find_devices(options: Options, partition: Partition, machine: Machine) -> Pl
     num_nodes = 0
 
     def place(index: int) -> bool:
-        """Places the modules from ``index`` on; False where that fails, or nodes are used up."""
+        """Places the modules from ``index`` on; returns False if that fails or the nodes are used up."""
         nonlocal num_nodes
         if index == len(order):
             return True
@@ -186,7 +186,7 @@ def find_devices(options: Options, partition: Partition, machine: Machine) -> Pl
 
 
 def _distinct(devices: Sequence[tuple[Any, int]], count: int, first: int = 0) -> Iterator[tuple[int, ...]]:
-    """Sets of ``count`` devices, sorted by their states; of devices with equal states the first ones are used."""
+    """Yields sets of ``count`` devices by rising state; devices with equal states are taken in order."""
     if count == 0:
         yield ()
         return
@@ -197,13 +197,13 @@ def _distinct(devices: Sequence[tuple[Any, int]], count: int, first: int = 0) ->
 
 
 def place_in_turn(names: Sequence[str], options: Options, machine: Machine) -> Stages:
-    """Puts every module into a stage of its own on devices that hold everything.
+    """Places every module in a stage of its own, within memory.
 
-    Modules in stages of their own hold the least that any plan can: where this is infeasible, no plan exists.
+    Modules in stages of their own hold the least memory: if this is infeasible, no plan exists.
 
     Raises:
-        InfeasibleError: No plan fits, which is proven.
-        UndecidedError: None was found, and it is not proven that none exists.
+        InfeasibleError: It is proven that no plan fits.
+        UndecidedError: No plan was found, and it is not proven that none exists.
     """
     alone, partition = _fastest_by_degree(options), [(name,) for name in names]
     lightest = {name: (min(own, key=lambda o: (_total_bytes(o), o.memory_bytes)),) for name, own in alone.items()}
@@ -228,17 +228,17 @@ def _refusal(options: Options, machine: Machine, *, is_proven: bool) -> Infeasib
     total = machine.num_devices * machine.memory_bytes
     least = sum(min(map(_total_bytes, own)) for own in options.values())
     reason = (
-        f"what the {len(options)} modules keep across stages (parameters, gradients, optimizer state, activations) "
-        f"takes {least:,} bytes at the least; {machine.num_devices} devices of {machine.memory_bytes:,} have {total:,}"
+        f"the {len(options)} modules hold parameters, gradients, optimizer state and activations across stages, "
+        f"at least {least:,} bytes; {machine.num_devices} devices of {machine.memory_bytes:,} bytes have {total:,}"
     )
     if least <= total:
-        reason += ", and no choice of degrees and devices fits it into each of them beside what a module works with"
+        reason += ", and no choice of degrees and devices leaves enough for a module's workspace"
     reason += ": use a smaller batch, more devices, a sharded optimizer or activation checkpointing"
     if is_proven:
         return InfeasibleError("no plan fits into the devices' memory", reasons=[reason])
     return UndecidedError(
-        f"no plan was found that devices of {machine.memory_bytes:,} bytes hold, and it is not proven that there "
-        f"is none ({reason}); or search with hold_memory=False, which checks each stage's memory alone"
+        f"no plan was found that fits into devices of {machine.memory_bytes:,} bytes, and it is not proven that "
+        f"none exists ({reason}); hold_memory=False checks the memory of each stage alone"
     )
 
 
@@ -252,13 +252,13 @@ def search_within_memory(
     forbidden: Sequence[Collection[str]] = (),
     starts: Iterable[Stages] = (),
 ) -> ExactResult:
-    """Finds a good plan whose devices hold everything, and proves it best where ``limits`` allow.
+    """Finds a good plan within memory, and proves it optimal if ``limits`` allow.
 
-    As ``search_exactly``; ``starts`` are plans that fit.
+    Arguments are those of ``search_exactly``; ``starts`` are plans that fit.
 
     Raises:
         ValueError: As ``search_exactly``.
-        InfeasibleError: What is forbidden leaves no plan.
+        InfeasibleError: No plan avoids the forbidden stages.
         UndecidedError: No plan was found, and it is not proven that none exists.
     """
     sets = tuple(frozenset(members) for members in forbidden)
@@ -291,7 +291,7 @@ class _HeldSearch:
             self.climb()
             bound_ms = max(bound_ms, self.branch(bound_ms))
         if not self.best:
-            raise UndecidedError("no plan was found that keeps to what is forbidden and that the devices hold")
+            raise UndecidedError("no plan was found that avoids the forbidden stages and fits into memory")
         bound_ms = min(bound_ms, self.best_ms)
         return ExactResult(
             stages=self.best,
@@ -304,7 +304,7 @@ class _HeldSearch:
         )
 
     def climb(self) -> None:
-        """Tries one or two modules at other degrees than the best plan's, as long as that is better."""
+        """Changes the degrees of one or two modules of the best plan while that improves it."""
         countdown = Countdown(self.countdown.part(CLIMB_SHARE))
         tried: set[tuple[int, ...]] = set()
         is_better = bool(self.best)
@@ -328,10 +328,10 @@ class _HeldSearch:
                     break
 
     def branch(self, bound_ms: float) -> float:
-        """Divides the problem until nothing below the best plan is open or the effort is spent; returns the bound.
+        """Branches until no part is below the best plan or the effort is spent; returns the bound.
 
-        A part is relaxed like the whole. It is divided by the degree of the module that keeps most. Where every module
-        has one degree, CP-SAT solves the relaxed plan's own stages, and each further part lacks one of them.
+        A part is relaxed like the whole, and branches on the degree of the module that holds most. If every module has
+        one degree, CP-SAT solves the relaxed plan's stages, and each further part forbids one of them.
         """
         numbers = itertools.count()
         parts: list[tuple[float, int, Options, Forbidden]] = [(bound_ms, next(numbers), self.options, self.forbidden)]
@@ -367,10 +367,9 @@ class _HeldSearch:
         return min(parts[0][0] if parts else math.inf, unsettled_ms, self.best_ms)
 
     def slowed(self, relaxed: ExactResult) -> Stages | None:
-        """The stages and degrees of a relaxed plan, slower by the least factor at which there are devices for them.
+        """Returns the stages and degrees of a relaxed plan, slowed down by the least factor at which they fit.
 
-        Slots are what a slower stage gives up: each module has the smallest quota that keeps as many times its stage's
-        times.
+        A slower stage gives up slots: each module has the smallest quota within the factor of its stage's times.
         """
 
         def placed_at(factor: float) -> Stages | None:
@@ -398,7 +397,7 @@ class _HeldSearch:
         return place_stages(relaxed.stages, self.machine)
 
     def has_place(self, options: Options) -> bool:
-        """False only where devices cannot hold the modules, whatever the stages."""
+        """Returns False only if devices cannot hold the modules in any stages."""
         answer = self.counted(find_devices(_fastest_by_degree(options), [(name,) for name in options], self.machine))
         return answer.stages is not None or not answer.is_closed
 
@@ -407,7 +406,7 @@ class _HeldSearch:
         return search_exactly(self.graph, options, cost=self.cost, machine=self.machine, limits=limits, forbidden=sets)
 
     def solve(self, relaxed: ExactResult, options: Options) -> Placed:
-        """The stages of a relaxed plan at their best; None where that is no better than the best plan."""
+        """Returns the stages of a relaxed plan at their best; None if the best plan is as good."""
         most_ns = None if self.best_ms == math.inf else round(self.best_ms * NS_PER_MS) - 1
         partition = [tuple(stage.choices) for stage in relaxed.stages]
         return self.counted(solve_stages(options, partition, self.machine, most_ns=most_ns, effort=STAGES_EFFORT))
@@ -417,7 +416,7 @@ class _HeldSearch:
         return answer
 
     def offer(self, stages: Stages | None) -> bool:
-        """Makes better stages the best plan; returns True if they are better."""
+        """Updates the best plan; returns True if these stages improve it."""
         if stages is None or any(frozenset(stage.choices) in self.forbidden for stage in stages):
             return False
         total_ms = self._times.total_ms(stages)
@@ -432,12 +431,12 @@ def _degrees(options: Sequence[DeploymentOption]) -> tuple[int, ...]:
 
 
 def _total_bytes(option: DeploymentOption) -> int:
-    """Bytes that an option keeps on all of its devices together."""
+    """Returns the bytes that an option holds on all of its devices together."""
     return option.degree * option.kept_bytes
 
 
 def _divide(options: Options, relaxed: ExactResult) -> tuple[Options, Options] | None:
-    """Splits off the relaxed plan's degree of the module that keeps most; None where every module has one degree."""
+    """Branches on the relaxed plan's degree of the module that holds most; None if every module has one degree."""
     choices = (item for stage in relaxed.stages for item in stage.choices.items())
     chosen = {name: option for name, (option, _) in choices if len(_degrees(options[name])) > 1}
     if not chosen:
@@ -449,7 +448,7 @@ def _divide(options: Options, relaxed: ExactResult) -> tuple[Options, Options] |
 
 
 def _prune(options: Options, machine: Machine) -> Options | None:
-    """Drops options that devices cannot hold even where every other module keeps its least; None: a module has none."""
+    """Drops options that do not fit even if every other module holds its least; None: a module has no option."""
     least = {name: min(map(_total_bytes, own)) for name, own in options.items()}
     room = machine.num_devices * machine.memory_bytes - sum(least.values())
     left = {
@@ -462,7 +461,7 @@ def _prune(options: Options, machine: Machine) -> Options | None:
 def _least_quota(
     options: Sequence[DeploymentOption], chosen: DeploymentOption, stage: StageResult, factor: float
 ) -> DeploymentOption:
-    """The smallest quota of the chosen degree with which a module keeps ``factor`` times the times of its stage."""
+    """Returns the smallest quota of the chosen degree at which a module is within ``factor`` of its stage's times."""
     forward_ns = factor * max(option.forward_ns for option, _ in stage.choices.values())
     backward_ns = factor * max(option.backward_ns for option, _ in stage.choices.values())
     enough = [
@@ -474,19 +473,19 @@ def _least_quota(
 def solve_stages(
     options: Options, partition: Partition, machine: Machine, *, most_ns: int | None, effort: float
 ) -> Placed:
-    """Chooses options and devices of stages by CP-SAT, without interference.
+    """Chooses options and devices of stages with CP-SAT, without interference.
 
     ``pick[m][o]``: module m uses option o. ``keeps[m, d, g]``: it has d devices and g is one of them. The objective is
-    the sum over stages of the slowest forward and the slowest backward.
+    the sum over stages of the slowest forward plus the slowest backward.
 
     Args:
-        options: Of each module; memory depends on the degree alone.
+        options: Options of each module; memory depends only on the degree.
         partition: The stages.
         machine: Devices to place on.
-        most_ns: The most that the objective may be.
-        effort: In CP-SAT's deterministic time.
+        most_ns: Upper limit of the objective.
+        effort: Limit in CP-SAT's deterministic time.
     """
-    from ortools.sat.python import cp_model  # 0.3 s to import; only searches need it
+    from ortools.sat.python import cp_model  # 0.3 s to import
 
     model, devices = cp_model.CpModel(), range(machine.num_devices)
     if most_ns is None:
@@ -513,7 +512,7 @@ def solve_stages(
         resident = sum(option.kept_bytes * keeps[*key, device] for key, option in by_degree.items())
         model.add(resident + works[device] <= machine.memory_bytes)
     heaviest = max(options, key=lambda name: max(option.kept_bytes for option in options[name]))
-    for device in devices[1:]:  # devices are alike: this module has the first ones
+    for device in devices[1:]:  # devices are equal: this module has the first ones
         model.add_implication(on[heaviest, device], on[heaviest, device - 1])
     times = []
     for names in partition:

@@ -1,6 +1,6 @@
-"""A planning problem as plain data: machine, modules with their option tables, interference between pairs.
+"""A planning problem as data: machine, modules with their option tables, interference between pairs.
 
-An instance needs neither profile nor model. ``docs/planning.md`` describes the file, ``TableCost`` is its cost model.
+``docs/planning.md`` describes the file. ``TableCost`` is its cost model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mosaic.graph import Edge, ModuleGraph, ModuleNode
 from mosaic.profile import Phase
 
 MAX_DEVICES = 4096
-"""Devices of a plan: a search takes seconds at this number, and grows with it."""
+"""Maximum number of devices, at which a search takes seconds."""
 MAX_SLOTS = 1024
 
 
@@ -35,9 +35,9 @@ class InstanceOption(StrictFile):
     memory_bytes: Annotated[int, Ge(0)] = 0
     """Memory on each of its devices while its stage runs, in bytes; the same for all quotas of a degree."""
     resident_bytes: Annotated[int, Ge(0)] = 0
-    """The part of ``memory_bytes`` that stays all the time: parameters, gradients, optimizer state."""
+    """The part of ``memory_bytes`` for parameters, gradients and optimizer state."""
     activation_bytes: Annotated[int, Ge(0)] = 0
-    """The part of ``memory_bytes`` that is kept from forward to backward."""
+    """The part of ``memory_bytes`` held from forward to backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +54,15 @@ class InstanceModule(StrictFile):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance(StrictFile):
-    """The cost of one neighbour on a device; the costs of several add up."""
+    """The slowdown by one neighbour on a device; several add up."""
 
     module: str
     """The module that is slowed down."""
     beside: str
     """The neighbour."""
     forward: Annotated[float, Ge(0)] = 0.0
-    """Share of the module's forward time alone that is added where the neighbour held all slots of the device; in
-    proportion to its quota where it holds fewer."""
+    """Added share of the module's forward time alone if the neighbour holds all slots of the device; proportional to
+    its quota."""
     backward: Annotated[float, Ge(0)] = 0.0
     """The same for backward."""
 
@@ -72,25 +72,25 @@ class Instance(StrictFile):
     """A machine of equal devices, and the modules to plan.
 
     Raises:
-        ValueError: A table is empty or contradicts itself, a name or a pair occurs twice or is unknown, or modules wait
-            for each other in a cycle.
+        ValueError: A table is empty or inconsistent, a name or a pair is repeated or unknown, or dependencies form a
+    cycle.
     """
 
     schema_version: int = 1
     name: str
     source: str = ""
-    """Source of its numbers: ``simulated`` or ``measured``, and how."""
+    """Source of the numbers: ``simulated`` or ``measured``, and the method."""
     num_devices: Annotated[int, Ge(1), Le(MAX_DEVICES)]
     num_slots: Annotated[int, Ge(1), Le(MAX_SLOTS)]
     """Slots of each device."""
     memory_bytes: Annotated[int, Ge(0)] = 0
-    """Memory of each device in bytes; 0 limits nothing."""
+    """Memory of each device in bytes; 0: unlimited."""
     modules: tuple[InstanceModule, ...]
     disturbances: tuple[Disturbance, ...] = ()
-    """Pairs of modules that slow each other down; pairs that are not listed do not."""
+    """Slowdowns of pairs; 0 for unlisted pairs."""
 
     def __post_init__(self) -> None:
-        _ = self.graph  # raises for no modules, names that occur twice or are unknown, and cycles
+        _ = self.graph  # raises for no modules, repeated or unknown names, and cycles
         for module in self.modules:
             _check_options(module)
         names = {module.name for module in self.modules}
@@ -117,19 +117,19 @@ class Instance(StrictFile):
 def _check_options(module: InstanceModule) -> None:
     of = f"module {module.name!r}"
     if not module.options:
-        raise ValueError(f"{of} has no options; give it at least one degree and quota with its times")
+        raise ValueError(f"{of} has no options; list at least one degree and quota with its times")
     memory: dict[int, tuple[int, int, int]] = {}
     for option in module.options:
         own = (option.memory_bytes, option.resident_bytes, option.activation_bytes)
         if own[1] + own[2] > own[0]:
             raise ValueError(
-                f"{of} keeps {own[1]} resident_bytes and {own[2]} activation_bytes of memory_bytes={own[0]} at degree "
-                f"{option.degree}; both are parts of memory_bytes: give at least their sum"
+                f"{of} has resident_bytes={own[1]} and activation_bytes={own[2]}, memory_bytes={own[0]} at degree "
+                f"{option.degree}; memory_bytes includes both: set it to at least their sum"
             )
         if memory.setdefault(option.degree, own) != own:
             raise ValueError(
                 f"{of} needs (memory, resident, activation) {memory[option.degree]} and {own} bytes on {option.degree} "
-                "devices; memory depends on the degree, not on the quota: give one number"
+                "devices; memory depends on the degree, not on the quota: use one number"
             )
     shapes = Counter((option.degree, option.quota) for option in module.options)
     repeated = [shape for shape, count in shapes.items() if count > 1]
@@ -138,7 +138,7 @@ def _check_options(module: InstanceModule) -> None:
 
 
 class TableInterference(Interference):
-    """The sum of an instance's disturbances, each in proportion to its neighbour's quota."""
+    """The sum of an instance's disturbances, each proportional to its neighbour's quota."""
 
     def __init__(self, instance: Instance) -> None:
         self._num_slots = instance.num_slots
@@ -154,7 +154,7 @@ class TableInterference(Interference):
 
 
 class TableCost(Cost):
-    """Times and memory as the tables of an instance have them."""
+    """Times and memory from the tables of an instance."""
 
     def __init__(self, instance: Instance) -> None:
         self.profile_fingerprint = instance.fingerprint

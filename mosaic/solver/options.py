@@ -1,7 +1,6 @@
-"""The ways to deploy one module: number of devices, slots of each, time and memory.
+"""The ways to deploy one module: number of devices, slots per device, time and memory.
 
-Times are whole nanoseconds from here on: CP-SAT wants integers, and sums that compare the same in every order
-are what makes pruning and caching unable to change an answer.
+Times are whole nanoseconds: CP-SAT needs integers, and exact sums keep pruning and caching from changing an answer.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from mosaic.profile import Phase
 
 NS_PER_MS = 1_000_000
 MAX_MS = 1e7
-"""Longest time of a phase of a module: three hours. Those of 64 modules, slowed down, are added up in 64 bits."""
+"""Longest phase of a module: three hours. The slowed-down times of 64 modules must sum within 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -32,7 +31,7 @@ class DeploymentOption:
     memory_bytes: int = 0
     """Memory on each device while its stage runs."""
     kept_bytes: int = 0
-    """The part that stays while other stages run: parameters, gradients, optimizer state, activations."""
+    """The part held while other stages run: parameters, gradients, optimizer state, activations."""
 
     @property
     def working_bytes(self) -> int:
@@ -67,15 +66,15 @@ def _module_options(
             continue
         quotas = [quota for quota in cost.quotas(module, degree) if quota <= device.num_slots]
         for quota in (quota for quota in quotas if percents is None or quota in on_grid or quota == max(quotas)):
-            # Thousands of times a solve, and most of an easy one.
+            # called thousands of times per solve
             forward_ms = time_ms(module, forward, degree, quota)
             backward_ms = time_ms(module, backward, degree, quota)
             if not (0 <= forward_ms <= MAX_MS and 0 <= backward_ms <= MAX_MS):  # also catches NaN
                 is_forward = not 0 <= forward_ms <= MAX_MS
                 phase, time = (forward, forward_ms) if is_forward else (backward, backward_ms)
                 raise ValueError(
-                    f"the cost model gives {module!r} {phase} a time of {time} ms at degree {degree}, quota {quota}; "
-                    f"a time is finite and not negative, and at most {MAX_MS:.0f} ms"
+                    f"the cost model returns {time} ms for {module!r} {phase} at degree {degree}, quota {quota}; "
+                    f"times are between 0 and {MAX_MS:.0f} ms"
                 )
             options.append(
                 DeploymentOption(
@@ -88,8 +87,8 @@ def _module_options(
                 )
             )
     if not options:
-        reason = _why_none(module, cost=cost, device=device, num_devices=num_devices, too_large=too_large)
-        raise InfeasibleError(f"module {module!r} fits on no device", reasons=[reason])
+        reason = _infeasibility(module, cost=cost, device=device, num_devices=num_devices, too_large=too_large)
+        raise InfeasibleError(f"module {module!r} does not fit on any device", reasons=[reason])
     return tuple(options)
 
 
@@ -98,12 +97,12 @@ def all_options(
 ) -> dict[str, tuple[DeploymentOption, ...]]:
     """Lists the ways to deploy each module of a graph alone on these devices, by degree and quota.
 
-    ``percents`` are the shares of a device that count (paper section 5.4.2), each taken to the nearest slot, and always
-    the greatest quota; by default all quotas.
+    ``percents`` are the quotas to consider as shares of a device (paper section 5.4.2), rounded to slots; the greatest
+    quota is always included. By default all quotas.
 
     Raises:
-        InfeasibleError: Modules fit on no device; names each of them, what it needs and what there is.
-        ValueError: The cost model gives a time that is negative, above ``MAX_MS`` or not a number.
+        InfeasibleError: Modules do not fit on any device; has each module's need and the device's limit.
+        ValueError: The cost model returns a time that is negative, above ``MAX_MS`` or NaN.
     """
     options: dict[str, tuple[DeploymentOption, ...]] = {}
     reasons: list[str] = []
@@ -113,14 +112,14 @@ def all_options(
         except InfeasibleError as error:
             reasons.extend(error.reasons)
     if reasons:
-        raise InfeasibleError(f"{len(reasons)} of {len(graph.names)} modules fit on no device", reasons=reasons)
+        raise InfeasibleError(f"{len(reasons)} of {len(graph.names)} modules do not fit on any device", reasons=reasons)
     return options
 
 
 def least_options(options: Sequence[DeploymentOption], target_ns: int) -> tuple[DeploymentOption, ...]:
-    """Returns the options that meet a target latency, without those that need more of everything than another.
+    """Returns the options that meet a target latency, without dominated ones.
 
-    Exact for the feasibility of a target without interference: whatever places the larger one places the smaller.
+    Exact for the feasibility of a target without interference.
     """
     undominated: list[DeploymentOption] = []
     for option in sorted(o for o in options if o.latency_ns <= target_ns):
@@ -129,7 +128,7 @@ def least_options(options: Sequence[DeploymentOption], target_ns: int) -> tuple[
     return tuple(undominated)
 
 
-def _why_none(module: str, *, cost: Cost, device: Device, num_devices: int, too_large: Sequence[int]) -> str:
+def _infeasibility(module: str, *, cost: Cost, device: Device, num_devices: int, too_large: Sequence[int]) -> str:
     if too_large:
         return (
             f"{module!r} needs {min(too_large):,} bytes on each of its devices; {device.name} has "
@@ -138,7 +137,7 @@ def _why_none(module: str, *, cost: Cost, device: Device, num_devices: int, too_
     degrees = cost.degrees(module)
     if not any(degree <= num_devices for degree in degrees):
         return (
-            f"{module!r} is known on {', '.join(map(str, degrees)) or 'no number of'} devices at once; "
+            f"{module!r} has times for {', '.join(map(str, degrees)) or 'no number of'} devices; "
             f"there are {num_devices}: profile it at a lower degree"
         )
     quotas = sorted({quota for degree in degrees if degree <= num_devices for quota in cost.quotas(module, degree)})

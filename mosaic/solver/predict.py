@@ -23,7 +23,7 @@ _Runs = dict[str, tuple[tuple[int, ...], ...]]
 
 
 class PlacedTimes:
-    """Cached times of modules beside their neighbours; the cost model must not change."""
+    """Cached times of modules beside their neighbours; the cost model must be constant."""
 
     def __init__(self, cost: Cost) -> None:
         self._cost = cost
@@ -33,7 +33,7 @@ class PlacedTimes:
     def of(self, choices: Mapping[str, Choice]) -> dict[str, Times]:
         """Returns the times of each module of a stage.
 
-        Paper Eq. 7: of a module's devices the one with the worst neighbours decides, in each phase for itself.
+        Paper Eq. 7: in each phase the device with the worst neighbours decides.
         """
         if self._is_alone:
             return {name: self._beside(name, option.degree, option.quota, ()) for name, (option, _) in choices.items()}
@@ -44,7 +44,7 @@ class PlacedTimes:
         groups = {device: tuple(here) for device, here in there.items()}
         times = {}
         for name, (option, devices) in choices.items():
-            # Many devices have the same neighbours.
+            # many devices have the same neighbours
             own = [
                 self._beside(name, option.degree, option.quota, tuple(other for other in group if other[0] != name))
                 for group in {groups[device] for device in devices}
@@ -67,10 +67,10 @@ class PlacedTimes:
 
 
 def build_stages(stages: Sequence[StageResult], times: PlacedTimes, machine: Machine) -> tuple[TemporalStage, ...]:
-    """Turns allocations into placements with the times predicted beside their neighbours, and chooses slots.
+    """Converts allocations to placements: chooses slots, and predicts times beside neighbours.
 
-    No barrier ends a stage: a module starts when its inputs are there and its slots are free. So it gets the run of
-    slots that earlier stages leave first, the same on all of its devices where there is one.
+    No barrier ends a stage: a module starts when its inputs are ready and its slots are free. So it gets the run of
+    slots that earlier stages free first, if possible the same on all of its devices.
     """
     busy_ms = [[0.0] * machine.num_slots for _ in range(machine.num_devices)]
     built = []
@@ -105,7 +105,7 @@ def build_stages(stages: Sequence[StageResult], times: PlacedTimes, machine: Mac
 
 
 def _free_runs(choices: Mapping[str, Choice], order: Sequence[str], busy_ms: Sequence[Sequence[float]]) -> _Runs | None:
-    """Gives each module in turn the run that is free first on all of its devices; None: one does not fit."""
+    """Assigns each module in turn the run that is free first on all of its devices; None: one does not fit."""
     taken: set[tuple[int, int]] = set()
     runs: _Runs = {}
     for name in order:
@@ -122,7 +122,7 @@ def _free_runs(choices: Mapping[str, Choice], order: Sequence[str], busy_ms: Seq
 
 
 def _stacked_runs(choices: Mapping[str, Choice], order: Sequence[str]) -> _Runs:
-    """Puts runs on top of each other, on each device for itself."""
+    """Assigns adjacent runs, on each device separately."""
     top: Counter[int] = Counter()
     runs: _Runs = {}
     for name in order:
@@ -133,7 +133,7 @@ def _stacked_runs(choices: Mapping[str, Choice], order: Sequence[str]) -> _Runs:
 
 
 def retimed(plan: Plan, cost: Cost) -> Plan:
-    """Returns a plan of whole modules with the times that a cost model predicts for it."""
+    """Returns a plan of whole modules with times predicted by a cost model."""
     times = PlacedTimes(cost)
 
     def of(stage: TemporalStage) -> TemporalStage:
@@ -156,7 +156,7 @@ def retimed(plan: Plan, cost: Cost) -> Plan:
 
 
 def with_communication(plan: Plan, cost: RankedCost) -> Plan:
-    """Returns a plan with the communication in its times shown apart."""
+    """Returns a plan with the communication in its times as separate fields."""
 
     def with_shares(placed: Placement) -> Placement:
         sent, share = cost.communication(placed.module, placed.degree, placed.quota), placed.part.share
@@ -174,14 +174,13 @@ def with_communication(plan: Plan, cost: RankedCost) -> Plan:
 def spend_spare_slots(
     result: StageResult, options: Mapping[str, Sequence[DeploymentOption]], *, times: PlacedTimes, machine: Machine
 ) -> StageResult:
-    """Gives idle slots of a stage to modules that gain from them, the best step first, while something gets faster.
+    """Assigns idle slots of a stage to modules that gain from them, the best step first.
 
-    Algorithm 1 stops at options that meet the stage's latency, usually the smallest. A module that is not the slowest
-    may use more: its consumers can start earlier, and a plan is timed with a maximum for each phase.
+    Algorithm 1 stops at options that meet the stage's latency, usually the smallest. Other modules than the slowest may
+    use more: their consumers can start earlier.
 
-    Devices and degrees stay. A step is taken only if the stage's predicted time (slowest forward plus slowest
-    backward, with interference) does not rise, so the stage never gets slower. ``latency_ns`` stays what
-    the search found.
+    Devices and degrees do not change. A step is taken only if the stage's predicted time (slowest forward plus slowest
+    backward, with interference) does not rise. ``latency_ns`` is not updated.
     """
 
     def value_of(choices: Mapping[str, Choice]) -> Times:
@@ -205,9 +204,9 @@ def spend_spare_slots(
 def _widened(
     choices: Mapping[str, Choice], same: Mapping[str, Sequence[DeploymentOption]], machine: Machine
 ) -> Iterator[Mapping[str, Choice]]:
-    """Yields the choices with one module at its next larger quota, for each module for which there is room.
+    """Yields the choices with one module at its next larger quota, for each module with room.
 
-    ``same`` has each module's options of its degree, by rising quota.
+    ``same`` has each module's options of its degree, by increasing quota.
     """
     used: Counter[int] = Counter()
     for option, devices in choices.values():

@@ -1,15 +1,15 @@
-"""A plan for the engine: by any method, with the times of communication in it.
+"""Plans for the engine, by any method, with communication times.
 
-*Over a network.* Every search minimises what Eq. 7 predicts, and there each module has the network to itself while its
-gradients are summed. The simulated step (``mosaic.simulate``) knows better, but no search here can minimise it.
-``auto`` therefore plans for several devices in several ways and takes the plan whose simulated step is shortest:
+*Over a network.* Searches minimize the prediction of Eq. 7, in which each module has the network to itself during
+gradient reduction. The simulated step (``mosaic.simulate``) shares the network, but no search minimizes it. For several
+devices ``auto`` therefore takes the plan with the shortest simulated step of:
 
-1. ``exact``, or ``gahc`` where that cannot search the problem;
-2. planners of whole devices, which answer soon;
-3. ``exact`` with each sum of gradients twice as long, as for a module that shares the network with one other;
-4. from the best of these on, ``exact`` with one module held to another degree, as long as the step gets shorter.
+1. ``exact``, or ``gahc`` if that cannot plan the problem;
+2. the planners of whole devices, which are fast;
+3. ``exact`` with gradient reductions twice as long, as if each shared the network with another;
+4. starting from the best of these, ``exact`` with one module fixed to another degree, while the step gets shorter.
 
-Counted work ends it. The bound of the record is one for predicted times; no simulated step is proven shortest.
+Counted work limits it. The record's bound is for predicted times; no simulated step is proven shortest.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from mosaic.solver.solve import solve
 from mosaic.solver.task import SearchOptions
 
 DATA_PARALLEL = "data-parallel"
-"""The method that needs no measured times: every module on all devices, one after the other."""
+"""The method that needs no measured times."""
 WHOLE_DEVICE_PLANNERS = ("distmm", "spindle", "megatron", "sequential")
 FIRST_SHARE = 0.5
 """Share of the effort for the first plan."""
 OTHER_SHARE = 0.25
-"""Share of the effort that is left for each of the others."""
+"""Share of the remaining effort for each of the others."""
 _SHARING = (1.0, 2.0)
-"""Modules that are taken to be on the network at a time."""
+"""Assumed number of modules on the network at a time."""
 _SAME = 1e-6
-"""Share of a step below which two are equally long."""
+"""Relative difference below which two steps count as equal."""
 
 
 def check_method(method: str, plan: Plan | None = None) -> None:
-    """Raises ValueError if the method is unknown, or set beside a plan."""
+    """Raises ValueError if the method is unknown, or passed beside a plan."""
     method_of(method)
     if plan is not None and method != "auto":
-        raise ValueError(f"a plan runs as it is: leave out the plan or method={method!r}")
+        raise ValueError(f"a passed plan needs no method: leave out the plan or method={method!r}")
 
 
 def plan_to_run(
@@ -65,19 +65,18 @@ def plan_to_run(
     num_devices: int = 1,
     search: SearchOptions | None = None,
 ) -> Plan:
-    """Plans by one method, with the times of communication in the plan.
+    """Plans by one method, and adds communication times.
 
-    Modules stay whole unless ``search.layers`` is above 1; such a plan cannot run.
+    Modules stay whole unless ``search.layers`` is above 1. A plan with slices cannot run.
 
     Args:
-        method: One of ``METHODS``. Where a network between several devices is known, ``auto`` chooses by a simulated
-            step, in which modules share it.
-        graph, cost, device, num_devices: As for ``solve``.
-        search: Granularity and limits of the solvers; its grid holds for ``sequential`` too.
+        method: One of ``METHODS``. With a network between several devices, ``auto`` chooses by a simulated step. graph,
+        cost, device, num_devices: As for ``solve``. search: Granularity and limits of the solvers; ``percents`` apply
+        to ``sequential`` too.
 
     Raises:
-        InfeasibleError: A module fits on no device, or there is no plan that devices hold.
-        ValueError: There is no such method, no device, or the method cannot search this problem.
+        InfeasibleError: A module does not fit on any device, or no plan fits into memory.
+        ValueError: The method is unknown or cannot plan this problem, or there is no device.
     """
     if method == "auto" and num_devices > 1 and isinstance(cost, RankedCost):
         return _plan_by_simulation(graph, cost, device, num_devices, search or SearchOptions())
@@ -86,16 +85,16 @@ def plan_to_run(
 
 
 class _Shared(RetimedCost):
-    """A cost model for ranks whose sums of gradients take a multiple of their time, at some of its degrees."""
+    """A cost model with gradient reductions scaled by a factor, limited to some degrees."""
 
     def __init__(self, base: RankedCost, sharing: float) -> None:
         super().__init__(base)
         self._ranked, self._sharing = base, sharing
         self._degrees: Mapping[str, int] | None = None
-        self._cached_ms = cache(self._shared_ms)  # searches with other degrees ask for the same times
+        self._cached_ms = cache(self._shared_ms)  # searches with other degrees use the same times
 
     def at(self, degrees: Mapping[str, int]) -> _Shared:
-        """Returns the model with each module at one degree alone."""
+        """Returns the model with one degree per module."""
         fixed = copy.copy(self)
         fixed._degrees = degrees
         return fixed
@@ -119,14 +118,14 @@ class _Shared(RetimedCost):
 def _plan_by_simulation(
     graph: ModuleGraph, cost: RankedCost, device: Device, num_devices: int, search: SearchOptions
 ) -> Plan:
-    """Plans as ``auto`` does over a network; the record has the simulated step and a bound of what can be predicted."""
+    """Plans as ``auto`` does over a network; the record has the simulated step, and a bound of predicted steps."""
     began, countdown = time.perf_counter(), Countdown(search.limits)
 
     def plan(method: str, cost_of: Cost, share: float) -> Plan:
-        limited = replace(search, limits=countdown.part(share), layers=1)  # whole modules alone can run
+        limited = replace(search, limits=countdown.part(share), layers=1)  # only whole modules can run
         candidate = solve(graph, cost_of, device, num_devices=num_devices, method=method, search=limited)
         record = candidate.search
-        if cost_of is not cost:  # what is proven holds for other times
+        if cost_of is not cost:  # its proof is for scaled times
             candidate, record = retimed(candidate, cost), replace(record, method="auto", status="feasible")
         candidate = with_communication(candidate, cost)
         step = simulate(candidate, graph, sums=cost.summed)
@@ -138,7 +137,7 @@ def _plan_by_simulation(
         try:
             other = plan(method, cost_of, OTHER_SHARE)
         except (InfeasibleError, UndecidedError, ValueError):
-            return best  # this method has no plan of the problem
+            return best  # this method cannot plan the problem
         return other if other.search.simulated_ms < best.search.simulated_ms * (1 - _SAME) else best
 
     first = best = plan("auto", cost, FIRST_SHARE)

@@ -1,4 +1,4 @@
-"""From a graph, a cost model and a device to a plan."""
+"""Solves for a plan from a graph, a cost model and a device."""
 
 from __future__ import annotations
 
@@ -27,31 +27,28 @@ def solve(
     search: SearchOptions | None = None,
     forbidden: Sequence[Collection[str]] = (),
 ) -> Plan:
-    """Plans which modules run side by side, and on which slots of which devices.
+    """Plans the stages, devices and slots of modules.
 
-    The plan of Mosaic's own methods is never predicted slower than the sequential one: a stage that brings nothing is
-    split into its modules. The same input gives the same plan, also where ``SearchLimits.effort`` ends the
-    search; what its ``seconds`` end depends on the machine.
+    Mosaic's own methods never return a plan that is predicted slower than the sequential one: a stage without gain is
+    split into its modules. The same input gives the same plan, even if ``SearchLimits.effort`` ends the search, but not
+    if its ``seconds`` do.
 
     Args:
-        graph: What to place.
+        graph: Modules to place.
         cost: Times, memory and interference.
-        device: What one of the devices is.
-        num_devices: How many of them.
-        method: One of ``methods.METHODS``. ``auto`` takes ``exact`` where it can search this problem, otherwise
-            ``gahc`` with a warning that says why; the plan's record has the method that was used.
-        search: Granularity, limits and ablations.
-        forbidden: Sets of modules that ``exact`` makes no stages of.
+        device: One of the equal devices.
+        num_devices: Number of devices.
+        method: One of ``methods.METHODS``. ``auto`` is ``exact`` if it can plan this problem, otherwise ``gahc`` with a
+        warning; the plan's record has the method. search: Granularity, limits and ablations. forbidden: Sets of modules
+        that must not be stages, for ``exact``.
 
     Raises:
-        InfeasibleError: There is no plan: a module fits on no device (names it, what it needs and what there is), or
-            devices do not hold what all modules keep.
-        UndecidedError: No plan was found that devices hold, and it is not proven that there is none.
-        ValueError: There are no devices, no such method, the method cannot search this problem, or the cost model
-            gives a negative time.
+        InfeasibleError: A module does not fit on any device, or no plan fits into memory. UndecidedError: No plan was
+        found that fits into memory, and it is not proven that none exists. ValueError: The method is unknown or cannot
+        plan this problem, there are no devices, or the cost model returns a negative time.
     """
     if num_devices < 1:
-        raise ValueError(f"num_devices={num_devices}; a plan needs at least one device")
+        raise ValueError(f"num_devices={num_devices}; use at least 1")
     chosen = method_of(method)
     began = time.perf_counter()
     search = search or SearchOptions()
@@ -62,7 +59,7 @@ def solve(
     is_held = search.hold_memory and keeps_anything(options, machine)
     if is_held:
         in_turn = place_stages(in_turn, machine) or place_in_turn(order, options, machine)
-    left = max(0.0, search.limits.seconds - (time.perf_counter() - began))  # options may be a hundred thousand
+    left = max(0.0, search.limits.seconds - (time.perf_counter() - began))  # there may be a hundred thousand options
     task = Task(
         method=chosen.name,
         graph=graph,
@@ -84,7 +81,7 @@ def solve(
         sequential_ms=task.times.total_ms(in_turn),
         search=answer.record,
     )
-    # The search counts whole nanoseconds, a plan does not: its bound may be above the plan in the last digits.
+    # the search rounds to nanoseconds, so its bound may exceed the plan in the last digits
     bound_ms = min(answer.record.bound_ms, plan.predicted_ms)
     plan = replace(plan, search=replace(answer.record, seconds=time.perf_counter() - began, bound_ms=bound_ms))
     plan.check_covers(graph)

@@ -1,4 +1,4 @@
-"""The task of a method of planning, and its answer."""
+"""The task of a planning method, and its answer."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class SearchOptions:
     """Search settings."""
 
     percents: tuple[float, ...] | None = None
-    """Shares of a device that are considered as quotas, above 0 and up to 100; None: every slot."""
+    """Quotas to consider, in percent of a device, above 0 and up to 100; None: every number of slots."""
     use_spare_slots: bool = True
-    """Give slots that a stage leaves idle to the modules that gain from them; Algorithm 1 does not."""
+    """Assign a stage's idle slots to modules that gain from them; Algorithm 1 does not."""
     limits: SearchLimits = field(default_factory=SearchLimits)
     hold_memory: bool = True
-    """No device is given more than it has over the whole step, with what modules of all stages keep there
-    (``held_memory.py``); otherwise each stage's memory is checked alone."""
+    """Check each device's memory over the whole step, with the memory that modules of all stages hold
+    (``held_memory.py``); otherwise for each stage alone."""
     layers: int = 1
-    """Equal consecutive layers of each module, between which Spindle slices; 1 keeps modules whole, and the plan can
+    """Number of equal consecutive layers of each module, for Spindle's slices; 1 keeps modules whole, so the plan can
     run."""
 
     def __post_init__(self) -> None:
         if self.percents is not None and (not self.percents or not all(0 < p <= 100 for p in self.percents)):
-            raise ValueError(f"percents={self.percents}; give at least one share, each above 0 and at most 100")
+            raise ValueError(f"percents={self.percents}; use at least one, each above 0 and at most 100")
         if self.layers < 1:
-            raise ValueError(f"layers={self.layers}; a module has at least 1 layer")
+            raise ValueError(f"layers={self.layers}; use at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +45,14 @@ class Task:
     method: str
     graph: ModuleGraph
     options: Mapping[str, Sequence[DeploymentOption]]
-    """For each module the ways to deploy it alone."""
+    """Ways to deploy each module alone."""
     cost: Cost
     """Times, memory and interference."""
     machine: Machine
     in_turn: tuple[StageResult, ...]
-    """Every module in turn, each at its own best: what any other plan has to beat."""
+    """Modules one after the other, each at its own best: the plan to beat."""
     is_held: bool
-    """True if memory held across stages can rule anything out."""
+    """True if memory held across stages can rule out a plan."""
     search: SearchOptions
     """Granularity, limits and ablations."""
     forbidden: Sequence[Collection[str]] = ()
@@ -68,5 +68,5 @@ class Answer:
     """A method's answer."""
 
     stages: tuple[TemporalStage, ...]
-    """In the order of their forward pass."""
+    """In forward order."""
     record: SearchRecord

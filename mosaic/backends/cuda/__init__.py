@@ -1,1 +1,1 @@
-"""Green-context streams on a GPU, and the only files that load the extension ``mosaic._C``."""
+"""Green-context streams on a GPU; the only package that loads the extension ``mosaic._C``."""

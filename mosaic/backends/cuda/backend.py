@@ -1,7 +1,7 @@
-"""The CUDA backend: lanes are green-context streams, so each module's kernels stay on the SMs of its partition.
+"""The CUDA backend: lanes are green-context streams, which confine kernels to the SMs of their partition.
 
-Work goes to a lane by launching on its stream, from any thread; autograd runs each operation's backward on the stream
-of its forward, so backward stays there, too. What is launched on any other stream uses the whole device.
+Launching on a lane's stream, from any thread, runs work on the lane. Autograd runs each operation's backward on the
+stream of its forward. Work on other streams uses the whole device.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from mosaic.errors import BackendUnavailableError
 _LOG = logging.getLogger("mosaic")
 
 SM_TARGETS = Path(__file__).with_name("sm_targets.json")
-"""Measured gains of SM targets, which ``python -m bench.tables`` writes from kept results: by device's name the mean
-speed-up of matrix products on a part of the device when libraries know how many SMs the part has."""
+"""Measured gains of SM targets, written by ``python -m bench.tables``: mean speed-up of matrix products on a part of
+the device, by device name."""
 SM_TARGET_PAYS = 1.03
-"""Speed-up from which on an SM target counts as a gain."""
+"""Minimum speed-up of an SM target that counts as a gain."""
 
 
 class CudaBackend(Backend):
     """Runs modules on disjoint sets of a GPU's SMs.
 
     Args:
-        ordinal: The driver's number of the device, which is torch's, too.
-        sm_target: Give libraries the SM count of a lane, by which they may choose other kernels and grids.
-        api: The runtime that streams and tensors belong to; torch's by default.
-        driver: The device's driver; the installed one by default.
+        ordinal: The number of the device, for the driver and for torch.
+        sm_target: Set the SM count of a lane in libraries, which may then choose other kernels and grids.
+        api: The runtime of streams and tensors; by default torch's.
+        driver: The device's driver; by default the installed one.
 
     Raises:
-        BackendUnavailableError: There is no such device, its driver is too old, or torch cannot use it.
+        BackendUnavailableError: The device does not exist, its driver is too old, or torch cannot use it.
         CudaError: The driver failed.
     """
 
@@ -95,26 +95,26 @@ class CudaBackend(Backend):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Conditions that defeat partitions, as far as they were seen when lanes were opened."""
+        """Findings that defeat partitions, from the opening of lanes."""
         return tuple(self._notes)
 
     @property
     def pool(self) -> GreenPool:
-        """The streams, which all backends of this device and kind share; made at the first use."""
+        """The stream pool, shared by all backends of this device and kind; created at the first use."""
         if self._pool is None:
-            self.api.synchronize()  # torch makes the primary context, before the pool retains it
+            self.api.synchronize()  # torch creates the primary context before the pool retains it
             self._pool = pool_of(self._driver)
         return self._pool
 
     def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> StreamLanes:
-        """Opens one lane for each distinct partition; streams that exist already are lent again.
+        """Opens one lane per distinct partition; existing streams are reused.
 
-        The lane of all slots is a plain stream with every SM, also those that the split leaves over.
+        The lane of all slots is a plain stream with every SM, including the remainder of the split.
 
         Raises:
-            InvalidPlanError: A partition is empty or names a slot that the device does not have.
-            BackendUnavailableError: The driver lacks a function that this needs.
-            CudaError: The driver failed, or partitions were seen to share SMs that must not.
+            InvalidPlanError: A partition is empty or has a slot outside the device.
+            BackendUnavailableError: The driver lacks a required function.
+            CudaError: The driver failed, or the probe found disjoint partitions that share SMs.
         """
         wanted = checked_partitions(self._device, partitions)
         whole = tuple(self._device.slots)
@@ -130,7 +130,7 @@ class CudaBackend(Backend):
         try:
             for slots, handle in loan.streams.items():
                 streams[slots] = (self.api.external_stream(handle), loan.records[slots].granted_sms)
-            if whole in wanted:  # the split leaves SMs over, which a module that is alone can have
+            if whole in wanted:  # includes the remainder of the split
                 lent.append(self.api.new_stream())
                 streams[whole] = (lent[0], self._info.num_sms)
             records = loan.records.values()
@@ -142,16 +142,16 @@ class CudaBackend(Backend):
         return lanes
 
     def borrow_streams(self, partitions: Iterable[tuple[int, ...]]) -> StreamLoan:
-        """Lends the streams of lanes alone, for which no event is recorded; raises as ``open_lanes``."""
+        """Borrows only the streams of lanes, without events; raises as ``open_lanes``."""
         wanted = checked_partitions(self._device, partitions)
         return self.pool.borrow(pack_layouts(wanted), image=self._image)
 
     def open_plain_lanes(
         self, partitions: Iterable[tuple[int, ...]], priorities: Sequence[int] | None = None
     ) -> StreamLanes:
-        """Opens plain streams on the whole device under the names of partitions, for comparisons.
+        """Opens plain streams of the whole device under the names of partitions, for comparisons.
 
-        ``num_sms`` of each is None. Of ``priorities``, 0 by default, the lower goes first.
+        Their ``num_sms`` is None. A lower number in ``priorities`` (default 0) has precedence.
         """
         wanted = checked_partitions(self._device, partitions)
         priorities = (0,) * len(wanted) if priorities is None else priorities
@@ -180,12 +180,12 @@ class CudaBackend(Backend):
         return CudaBackend(self._info.ordinal, sm_target=True, api=self._api, driver=self._driver)
 
     def sm_target_pays(self) -> bool:
-        """Looks in the measurements of ``python -m bench.gpu`` that Mosaic is installed with."""
+        """Looks up the results of ``python -m bench.gpu`` in the package."""
         speedup: float = json.loads(SM_TARGETS.read_text(encoding="utf-8")).get(self._info.name, 0.0)
         return speedup >= SM_TARGET_PAYS
 
     def read_units(self) -> tuple[int, ...]:
-        """Returns the SMs that the probe sees the current stream use."""
+        """Returns the SMs of the current stream, by the probe."""
         return self._driver.probe_stream(int(self.api.current_stream().cuda_stream))
 
     def _image(self) -> bytes | None:
@@ -196,7 +196,7 @@ class CudaBackend(Backend):
             return None
 
     def _look_around(self, *, num_streams: int) -> None:
-        if num_streams <= self._max_streams:  # NVML takes a while to answer, and what it says changes little
+        if num_streams <= self._max_streams:  # NVML is slow, and its answers rarely change
             return
         self._max_streams = num_streams
         for finding in find_here(self._info.uuid, num_streams=num_streams):
@@ -209,7 +209,7 @@ class CudaBackend(Backend):
 
 
 def check_torch(device: CudaDevice) -> None:
-    """Raises BackendUnavailableError unless torch has CUDA and its device of this number is the driver's."""
+    """Raises BackendUnavailableError unless torch has CUDA and numbers this device like the driver."""
     if not torch.cuda.is_available():
         built = "without CUDA" if torch.version.cuda is None else f"with CUDA {torch.version.cuda}"
         raise BackendUnavailableError(
@@ -220,16 +220,16 @@ def check_torch(device: CudaDevice) -> None:
     count = torch.cuda.device_count()
     if device.ordinal >= count:
         raise BackendUnavailableError(
-            f"torch does not see device {device.ordinal}, which the driver offers as {device.name}; "
-            "set CUDA_VISIBLE_DEVICES before the process starts, not inside of it",
+            f"torch does not see device {device.ordinal}, {device.name} by the driver; "
+            "set CUDA_VISIBLE_DEVICES before the process starts",
             found=f"{count} devices in torch",
             needed=f"more than {device.ordinal}",
         )
     uuid = getattr(torch.cuda.get_device_properties(device.ordinal), "uuid", None)
     if uuid is not None and str(uuid).removeprefix("GPU-") != device.uuid.removeprefix("GPU-"):
         raise BackendUnavailableError(
-            f"device {device.ordinal} of torch is another one than the driver's; "
-            "set CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER before the process starts, not inside of it",
+            f"device {device.ordinal} differs between torch and the driver; "
+            "set CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER before the process starts",
             found=f"GPU-{str(uuid).removeprefix('GPU-')} in torch",
             needed=device.uuid,
         )

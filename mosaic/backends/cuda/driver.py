@@ -1,8 +1,7 @@
 """CUDA devices, their slots and pools of streams; the only module that loads the extension ``mosaic._C``.
 
-Importing this module loads neither the extension nor the driver nor torch. Each function raises
-``BackendUnavailableError`` where something is not there and ``CudaError`` where the driver fails; there is no silent
-fallback.
+Importing this module loads neither the extension, the driver nor torch. Functions raise ``BackendUnavailableError`` if
+something is missing and ``CudaError`` if the driver fails.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingFunction:
-    """A driver function that Mosaic uses and the installed driver does not have."""
+    """A driver function that the installed driver lacks."""
 
     name: str
     since: str
-    """CUDA version that brought it, such as ``12.4``."""
+    """CUDA version that introduced it, such as ``12.4``."""
     use: str
-    """The lost use: ``base``, ``slots``, ``streams`` or ``placement`` (which Mosaic does without)."""
+    """The feature that needs it: ``base``, ``slots``, ``streams`` or ``placement`` (optional)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverDescription:
-    """The CUDA version that the driver serves, such as ``13.0``, and the functions that it lacks."""
+    """The driver's CUDA version, such as ``13.0``, and the functions that it lacks."""
 
     version: str
     missing: tuple[MissingFunction, ...]
@@ -42,7 +41,7 @@ class DriverDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaDevice:
-    """One GPU, as its driver describes it."""
+    """A GPU, as described by its driver."""
 
     ordinal: int
     name: str
@@ -59,7 +58,7 @@ class SlotDescription:
     num_slots: int
     sms_per_slot: int
     remainder_sms: int
-    """SMs left over, outside every slot."""
+    """SMs outside every slot."""
 
 
 def require_extension() -> Any:
@@ -68,14 +67,14 @@ def require_extension() -> Any:
         return importlib.import_module("mosaic._C")
     except ImportError as error:
         raise BackendUnavailableError(
-            "the extension mosaic._C does not load; build it with `pip install -e .` or `pip install .`",
+            "the extension mosaic._C does not load; build it with `pip install .`",
             found=str(error),
             needed="Linux, g++ with C++17 and Python's headers",
         ) from error
 
 
 def is_available() -> bool:
-    """Returns True if there is a GPU whose SMs can be split and given streams; ``mosaic doctor`` explains why not."""
+    """Returns True if a GPU supports streams on partitions; ``mosaic doctor`` gives the reason if not."""
     try:
         driver = describe_driver()
         return not lost_uses(driver) and len(describe_devices()) > 0
@@ -84,7 +83,7 @@ def is_available() -> bool:
 
 
 def require_streams() -> None:
-    """Raises BackendUnavailableError if the driver is too old to give slots streams."""
+    """Raises BackendUnavailableError if the driver is too old for streams on partitions."""
     driver = describe_driver()
     lost = lost_uses(driver)
     if lost:
@@ -97,7 +96,7 @@ def require_streams() -> None:
 
 
 def lost_uses(driver: DriverDescription) -> tuple[str, ...]:
-    """Returns the uses that this driver lacks, in the order ``base``, ``slots``, ``streams``."""
+    """Returns the features that this driver lacks, in the order ``base``, ``slots``, ``streams``."""
     missing = {function.use for function in driver.missing}
     return tuple(use for use in ("base", "slots", "streams") if use in missing)
 
@@ -117,14 +116,14 @@ def describe_driver() -> DriverDescription:
 
 
 def describe_devices() -> tuple[CudaDevice, ...]:
-    """Returns every device that the driver offers, in the driver's order."""
+    """Returns every device of the driver, in its order."""
     extension = require_extension()
     devices = [extension.Device(ordinal) for ordinal in range(extension.device_count())]
     return tuple(described(CudaDevice, device, compute_capability=_capability(device)) for device in devices)
 
 
 def described(kind: type[T], value: Any, **changes: Any) -> T:
-    """Returns the fields of the dataclass ``kind`` that an object of the extension has, apart from ``changes``."""
+    """Converts an object of the extension to the dataclass ``kind``, with ``changes``."""
     names = [entry.name for entry in fields(kind) if entry.name not in changes]  # type: ignore[arg-type]
     return kind(**{name: getattr(value, name) for name in names}, **changes)
 
@@ -134,19 +133,19 @@ def _capability(device: Any) -> str:
 
 
 def probe_source() -> str:
-    """Returns the CUDA C++ of the kernel that notes the SM of each of its blocks."""
+    """Returns the CUDA C++ source of the kernel that records the SM of each of its blocks."""
     source: str = require_extension().PROBE_SOURCE
     return source
 
 
 @dataclass(frozen=True, slots=True)
 class CudaDriver:
-    """One device, by its number, through the installed driver. Equal ones share a pool."""
+    """One device, by its number, through the installed driver. Equal instances share a pool."""
 
     ordinal: int
 
     def describe(self) -> CudaDevice:
-        """Describes the device; raises BackendUnavailableError without one, or without a driver that serves it."""
+        """Describes the device; raises BackendUnavailableError without the device or its driver."""
         require_streams()
         needed = "an NVIDIA GPU, Volta or newer"
         try:
@@ -155,20 +154,20 @@ class CudaDriver:
             raise BackendUnavailableError("the CUDA driver does not answer", found=str(error), needed=needed) from error
         if not 0 <= self.ordinal < len(devices):
             raise BackendUnavailableError(
-                f"there is no GPU number {self.ordinal}; look at CUDA_VISIBLE_DEVICES",
+                f"GPU {self.ordinal} does not exist; check CUDA_VISIBLE_DEVICES",
                 found=f"{len(devices)} GPUs",
                 needed=needed,
             )
         return devices[self.ordinal]
 
     def describe_slots(self) -> SlotDescription:
-        """Splits the device on trial and describes the slots; nothing is reserved."""
+        """Describes the slots of a split of the device; nothing is reserved."""
         return described(SlotDescription, require_extension().SlotSplit(self._device()))
 
     def open_pool(self, layouts: Sequence[Sequence[Sequence[int]]] = ()) -> _C.StreamPool:
-        """Makes a pool of green-context streams of partitions, by layout; the caller closes it.
+        """Creates a pool of green-context streams, by layout; the caller closes it.
 
-        Two pools on one device have two splits and give out the same SMs, so ``CudaBackend`` shares one in a process.
+        Two pools of one device would use the same SMs, so ``CudaBackend`` shares one per process.
         """
         pool: _C.StreamPool = require_extension().StreamPool(self._device(), layouts)
         return pool
@@ -178,11 +177,11 @@ class CudaDriver:
         return compile_probe(_capability(self._device()), probe_source())
 
     def probe_stream(self, stream: int, image: bytes | None = None) -> tuple[int, ...]:
-        """Returns the sorted ids of the SMs that kernels of a stream run on; blocks until the probe has run.
+        """Returns the sorted ids of the SMs of a stream's kernels; blocks until the probe has run.
 
         Args:
-            stream: The handle of any stream; 0 is the default stream.
-            image: The compiled probe; by default that of the device.
+            stream: The handle of a stream; 0 is the default stream.
+            image: The compiled probe; by default the device's.
         """
         return tuple(require_extension().probe_stream(self._device(), stream, image or self.probe_image()))
 

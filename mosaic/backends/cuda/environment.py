@@ -1,4 +1,4 @@
-"""Findings in a process's surroundings that defeat partitions of SMs, though every call succeeds."""
+"""Finds settings and processes that silently defeat partitions of SMs."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ from typing import Any, NamedTuple
 from mosaic.errors import BackendUnavailableError
 
 DEFAULT_CONNECTIONS, MAX_CONNECTIONS = 8, 32
-"""Hardware queues of a process without ``CUDA_DEVICE_MAX_CONNECTIONS``, and the most that it takes."""
+"""Hardware queues of a process by default, and the maximum of ``CUDA_DEVICE_MAX_CONNECTIONS``."""
 
 
 class EnvironmentFinding(NamedTuple):
-    """One thing that defeats partitions, or may."""
+    """A condition that defeats partitions, or may."""
 
     name: str
     """Its subject, such as a variable's name."""
     description: str
     rule: str
-    """Why it matters."""
+    """Its effect."""
     remedy: str
 
     @property
     def sentence(self) -> str:
-        """All of it, for a log."""
+        """All fields, for a log."""
         return f"{self.description}: {self.rule}; {self.remedy}"
 
 
 class NvmlDescription(NamedTuple):
-    """The driver's own version, such as ``580.65.06``, and the number of devices."""
+    """The driver's version, such as ``580.65.06``, and the number of devices."""
 
     driver_version: str
     num_devices: int
 
 
 class NvmlAnswers(NamedTuple):
-    """The state of one device by NVIDIA's management library."""
+    """The state of one device, by NVML."""
 
     processes: tuple[int, ...] = ()
-    """Ids of the processes that compute on it, this one included."""
+    """Ids of the processes that compute on it, including this one."""
     mig: bool = False
-    """True if it is cut into instances."""
+    """True if it is in MIG mode."""
     problem: str = ""
-    """The reason why NVML did not answer; empty if it did."""
+    """The reason why NVML failed; empty if it did not."""
 
 
 def find_here(uuid: str, *, num_streams: int) -> tuple[EnvironmentFinding, ...]:
-    """Looks at this process, which has a context on the device ``uuid`` (as ``nvidia-smi`` prints it) and streams."""
+    """Examines this process, which has streams and a context on the device ``uuid`` (as printed by ``nvidia-smi``)."""
     return (*find_in_process(os.environ, num_streams=num_streams), *find_on_device(ask_nvml(uuid), own=os.getpid()))
 
 
 def find_in_process(environ: Mapping[str, str], *, num_streams: int | None = None) -> tuple[EnvironmentFinding, ...]:
-    """Returns what in a process's environment defeats partitions; ``num_streams`` is None if it is unknown."""
+    """Returns environment settings that defeat partitions; ``num_streams`` is None if unknown."""
     return (*_mps(environ), *_connections(environ, num_streams))
 
 
 def mps_control(environ: Mapping[str, str]) -> str:
-    """Returns the path of the pipe to an MPS daemon, or an empty text where there is none."""
+    """Returns the path of the pipe to an MPS daemon, or an empty string."""
     folder = environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
     pipe = Path(folder) / "control"
     try:
@@ -72,12 +72,12 @@ def mps_control(environ: Mapping[str, str]) -> str:
 
 @contextmanager
 def _open_nvml() -> Iterator[Any]:
-    """Opens NVIDIA's management library, which comes with the driver; raises BackendUnavailableError without it."""
+    """Opens NVML, which comes with the driver; raises BackendUnavailableError without it."""
     try:
         import pynvml
     except ImportError as error:
         raise BackendUnavailableError(
-            "NVML cannot be asked", found=str(error), needed="the package nvidia-ml-py"
+            "NVML is unavailable", found=str(error), needed="the package nvidia-ml-py"
         ) from error
     try:
         pynvml.nvmlInit()
@@ -87,12 +87,12 @@ def _open_nvml() -> Iterator[Any]:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         raise BackendUnavailableError(
-            "NVML does not answer", found=str(error), needed="libnvidia-ml.so.1, which an NVIDIA driver brings"
+            "NVML does not answer", found=str(error), needed="libnvidia-ml.so.1 of an NVIDIA driver"
         ) from error
 
 
 def describe_nvml() -> NvmlDescription:
-    """Returns the versions and devices of NVIDIA's management library; raises BackendUnavailableError without it."""
+    """Returns NVML's versions and devices; raises BackendUnavailableError without it."""
     with _open_nvml() as library:
         return NvmlDescription(
             driver_version=str(library.nvmlSystemGetDriverVersion()), num_devices=int(library.nvmlDeviceGetCount())
@@ -100,14 +100,14 @@ def describe_nvml() -> NvmlDescription:
 
 
 def ask_nvml(uuid: str) -> NvmlAnswers:
-    """Queries NVML about one device; the result has the reason if that is not possible."""
+    """Queries NVML about one device; the result has the reason of a failure."""
     try:
         with _open_nvml() as library:
             handle = library.nvmlDeviceGetHandleByUUID(uuid)
             pids = [int(process.pid) for process in library.nvmlDeviceGetComputeRunningProcesses(handle)]
             try:
                 is_mig = bool(library.nvmlDeviceGetMigMode(handle)[0])
-            except library.NVMLError:  # devices without MIG do not know the question
+            except library.NVMLError:  # devices without MIG do not support the query
                 is_mig = False
             return NvmlAnswers(processes=tuple(sorted(pids)), mig=is_mig)
     except BackendUnavailableError as error:
@@ -118,14 +118,14 @@ def _mps(environ: Mapping[str, str]) -> Iterator[EnvironmentFinding]:
     name = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
     percentage = environ.get(name)
     if percentage is not None and not re.fullmatch(r"100(\.0*)?", percentage.strip()):
-        rule = "under MPS this overrides partitions, and work may use more SMs than its quota"
+        rule = "under MPS this overrides partitions, so work may use more SMs than its quota"
         yield EnvironmentFinding(name, f"{name}={percentage}", rule, "unset it, or set it to 100")
     if pipe := mps_control(environ):
         yield EnvironmentFinding(
             "MPS",
             f"an MPS daemon listens at {pipe}",
-            "under MPS other processes run on the SMs of the partitions at the same time",
-            "end it with `echo quit | nvidia-cuda-mps-control`, unless that is meant",
+            "under MPS other processes use the SMs of the partitions at the same time",
+            "end it with `echo quit | nvidia-cuda-mps-control`, unless it is intended",
         )
 
 
@@ -143,21 +143,21 @@ def _connections(environ: Mapping[str, str], num_streams: int | None) -> Iterato
     yield EnvironmentFinding(
         name,
         f"{name}{setting}{streams}",
-        "streams that share a hardware queue wait for each other, whatever their SMs",
+        "streams that share a hardware queue wait for each other",
         advice if text is None else f"unset it (the default is {DEFAULT_CONNECTIONS}) or {advice}",
     )
 
 
 def find_on_device(nvml: NvmlAnswers, *, own: int | None = None) -> Iterator[EnvironmentFinding]:
-    """Yields what on a device defeats partitions; ``own`` is this process's id if it has a context there."""
+    """Yields conditions of a device that defeat partitions; ``own`` is this process's id if it has a context."""
     if nvml.problem:
         yield EnvironmentFinding(
             "NVML",
             f"NVML does not answer ({nvml.problem})",
-            "whether other processes use this GPU, whose work takes turns with all partitions, is unknown",
-            "bring nvidia-ml-py and the driver's libnvidia-ml.so.1, or look at `nvidia-smi`",
+            "other processes may use this GPU and take turns with all partitions",
+            "install nvidia-ml-py and the driver's libnvidia-ml.so.1, or check `nvidia-smi`",
         )
-    # In a container ids are those outside of it, so one unknown id is taken for this process.
+    # in a container NVML returns ids of the host, so one unknown id counts as this process
     others = tuple(process for process in nvml.processes if process != own)
     if own is not None and own not in nvml.processes and len(nvml.processes) == 1:
         others = ()
@@ -165,13 +165,13 @@ def find_on_device(nvml: NvmlAnswers, *, own: int | None = None) -> Iterator[Env
         yield EnvironmentFinding(
             "other processes",
             f"other processes use this GPU (ids {', '.join(map(str, others))})",
-            "without MPS the GPU gives each process all SMs in turn, whatever the partitions",
-            "end them, or take another GPU",
+            "without MPS processes take turns on all SMs, regardless of partitions",
+            "end them, or use another GPU",
         )
     if nvml.mig:
         yield EnvironmentFinding(
             "MIG",
             "this GPU is in MIG mode",
-            "slots are those of the instance, and bandwidth is the instance's share",
-            "nothing, if that is meant; else `nvidia-smi -mig 0`",
+            "slots and bandwidth are those of the instance",
+            "none if it is intended; otherwise `nvidia-smi -mig 0`",
         )

@@ -1,10 +1,9 @@
-"""Green-context streams of one device: one pool in a process, lent to lanes, never ended while the process lives.
+"""The pool of green-context streams of one device, one per process, which lives as long as the process.
 
-Streams have to outlive the lanes that run on them. Autograd runs a backward on the streams of its forward, and torch's
-allocator notes an event on each stream that used a tensor when that tensor is let go (pytorch#66936); both may happen
-long after the lanes were closed, and on a stream that is gone both are undefined. A pool is therefore shared by all
-backends of its kind and kept until the process ends, when the driver takes everything back. What it holds is bounded:
-a context and a stream for each partition that was ever requested.
+Streams must outlive their lanes. Autograd runs a backward on the streams of its forward, and when a tensor is freed
+torch's allocator records an event on each stream that used it (pytorch#66936). Both may happen long after lanes are
+closed, and are undefined on a destroyed stream. A pool is therefore shared by all backends of its kind and lives until
+the process ends. Its size is bounded: a context and a stream per requested partition.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ SlotLayout = tuple[Slots, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRecord(StrictFile):
-    """The SMs of one partition: granted, and seen in use."""
+    """The SMs of one partition: granted and probed."""
 
     slots: Slots
     """Its slots."""
     requested_sms: int
     """SMs of its slots."""
     granted_sms: int
-    """SMs that its green context has, read back from the driver."""
+    """SMs of its green context, read back from the driver."""
     sm_ids: tuple[int, ...] | None
-    """Ids of the SMs that the probe saw it use, sorted; None where it was not probed."""
+    """Sorted ids of its SMs by the probe; None if it was not probed."""
     creation_ms: float
-    """Time that its context and stream took."""
+    """Time to create its context and stream."""
 
 
 def _record_of(info: Any) -> PartitionRecord:
-    """Returns the record of a pool's ``_C.PartitionInfo``."""
+    """Converts a pool's ``_C.PartitionInfo``."""
     sm_ids = None if info.sm_ids is None else tuple(info.sm_ids)
     return described(PartitionRecord, info, slots=tuple(info.slots), sm_ids=sm_ids)
 
 
 def pack_layouts(partitions: Iterable[Slots]) -> tuple[SlotLayout, ...]:
-    """Groups partitions into few layouts whose partitions share no slot: each goes into the first that it fits."""
+    """Groups partitions into layouts of disjoint partitions, first fit."""
     groups: list[list[Slots]] = []
     for slots in dict.fromkeys(partitions):
         for group in groups:
@@ -61,11 +60,11 @@ def pack_layouts(partitions: Iterable[Slots]) -> tuple[SlotLayout, ...]:
 
 
 class StreamLoan:
-    """Streams that were lent; made by ``GreenPool.borrow``.
+    """Borrowed streams; created by ``GreenPool.borrow``.
 
     Attributes:
-        streams: The stream's handle, for each partition.
-        records: The record of each partition.
+        streams: The stream's handle by partition.
+        records: The record by partition.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -75,16 +74,16 @@ class StreamLoan:
         self.records: dict[Slots, PartitionRecord] = {}
 
     def add(self, layout: int, partition: int, record: PartitionRecord) -> None:
-        """Lends one more stream."""
+        """Borrows one more stream."""
         handle = self._pool.lend(layout, partition)
         self._handles.append(handle)
         self.streams[record.slots] = handle
         self.records[record.slots] = record
 
     def give_back(self) -> None:
-        """Ends the loan; the streams must have ended their work. A second call does nothing.
+        """Returns the streams, whose work must have ended; idempotent.
 
-        From any thread and at any moment: Python may let lanes go while this very thread borrows.
+        Reentrant and thread-safe: Python may free lanes while this thread borrows.
         """
         while self._handles:
             handle = self._handles.pop()
@@ -93,10 +92,10 @@ class StreamLoan:
 
 
 class GreenPool:
-    """The streams of one device; safe from any thread.
+    """The streams of one device; thread-safe.
 
-    The driver's pool knows which stream is lent, and to how many; here are layouts, records and the verdict on what
-    the probe saw.
+    The driver's pool counts the borrowers of a stream. This class has layouts, records and the check of the probe's
+    results.
     """
 
     def __init__(self, driver: CudaDriver) -> None:
@@ -106,19 +105,19 @@ class GreenPool:
         self._indices: dict[SlotLayout, int] = {}
 
     def borrow(self, layouts: Sequence[SlotLayout], *, image: Callable[[], bytes | None]) -> StreamLoan:
-        """Lends a stream for each partition, the same one to each borrower, and makes what is not there yet.
+        """Borrows a stream per partition, shared between borrowers; creates missing ones.
 
         Args:
-            layouts: Partitions, none of them twice.
-            image: Called for the compiled probe if a partition was not probed yet; None leaves it unprobed.
+            layouts: Distinct partitions.
+            image: Returns the compiled probe, for partitions not yet probed; None: no probe.
 
         Raises:
-            CudaError: The driver failed, or partitions without a common slot were seen to share SMs.
+            CudaError: The driver failed, or the probe found disjoint partitions that share SMs.
         """
         with self._lock:
             for layout in layouts:
                 if layout not in self._indices:
-                    index = len(self._pool.stats().layouts)  # Ctrl-C may come between adding and noting it here
+                    index = len(self._pool.stats().layouts)  # Ctrl-C may come between adding and recording it
                     self._pool.add_layout(layout)
                     self._indices[layout] = index
             indices = [self._indices[layout] for layout in layouts]
@@ -141,7 +140,7 @@ class GreenPool:
         return loan
 
     def close(self) -> None:
-        """Ends streams and contexts; for when nothing is left that ran on them, tensors included."""
+        """Destroys streams and contexts, after the last tensor that used them."""
         self._pool.close()
 
 
@@ -149,20 +148,18 @@ _MAKING = threading.Lock()
 
 
 def pool_of(driver: CudaDriver) -> GreenPool:
-    """Returns the pool of a device and kind in this process; see the top of this module for why it is never ended."""
-    with _MAKING:  # or two threads would make two, which give out the same SMs
+    """Returns this process's pool of a device and kind, which is never destroyed (see the module docstring)."""
+    with _MAKING:  # two threads would create two pools of the same SMs
         return _make_pool(driver)
 
 
 @functools.cache
 def _make_pool(driver: CudaDriver) -> GreenPool:
     pool = GreenPool(driver)
-    # At interpreter exit, too, tensors may be let go after their streams' pool; so it is never freed by Python.
+    # at interpreter exit tensors may outlive their streams' pool, so Python never frees it
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
     return pool
 
-
-# The verdict on what the probe saw.
 
 CDP_SMS = 2
 """SMs that partitions may share on compute capability 9.x: "When a module with dynamic parallelism (CDP) is loaded, all
@@ -170,7 +167,7 @@ future kernels running under green contexts may use and share an additional set 
 
 
 def check_shared_sms(records: Iterable[PartitionRecord], *, compute_capability: str) -> None:
-    """Raises CudaError if partitions without a common slot share more SMs than dynamic parallelism accounts for.
+    """Raises CudaError if disjoint partitions share more SMs than dynamic parallelism may add.
 
     Partitions that were not probed are skipped.
     """
@@ -181,12 +178,12 @@ def check_shared_sms(records: Iterable[PartitionRecord], *, compute_capability: 
         if both and set(record.slots).isdisjoint(other.slots):
             shared |= both
             names = f"the partition of slots {list(record.slots)} and the partition of slots {list(other.slots)}"
-            first = first or f"{names} were seen to share SM {', '.join(map(str, sorted(both)))}"
+            first = first or f"{names} share SM {', '.join(map(str, sorted(both)))}"
     if len(shared) > (CDP_SMS if compute_capability.startswith("9.") else 0):
         raise CudaError(
-            f"{first} ({len(shared)} shared in all), although {call} gave them as disjoint; MPS or a driver's error "
-            "may cause it, and on compute capability 9.x a module with dynamic parallelism (CDP) "
-            f"{CDP_SMS} of them: run `mosaic doctor`, and start the process anew without the cause",
+            f"{first} ({len(shared)} shared in total), although {call} split them; MPS or a driver's error "
+            "may be the cause, or on compute capability 9.x a module with dynamic parallelism (CDP) "
+            f"{CDP_SMS} of them: run `mosaic doctor`, and restart the process without the cause",
             call=call,
             status="CUDA_SUCCESS",
         )

@@ -1,7 +1,7 @@
-"""Compiles the probe, the kernel that reads the SMs of a stream's work, with NVRTC.
+"""Compiles the probe, the kernel that records the SMs of a stream, with NVRTC.
 
-NVRTC comes with CUDA builds of torch, with the package ``nvidia-cuda-nvrtc``, and with the CUDA toolkit; cuda-python
-finds whichever is there. Compiling takes about 50 ms and no GPU.
+cuda-python finds NVRTC in CUDA builds of torch, in the package ``nvidia-cuda-nvrtc`` or in the CUDA toolkit. Compiling
+takes about 50 ms and needs no GPU.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _NEEDED = "cuda-python 12.8 or newer and NVRTC: `pip install nvidia-cuda-nvrtc`,
 
 @functools.cache
 def compile_probe(compute_capability: str, source: str) -> bytes:
-    """Compiles the probe for a device, once in a process: to a cubin, or to PTX if this NVRTC is older than the device.
+    """Compiles the probe for a device, once per process: to a cubin, or to PTX if NVRTC is older than the device.
 
     Raises:
-        BackendUnavailableError: NVRTC is not there, or knows nothing that this device could run.
+        BackendUnavailableError: NVRTC is missing, or does not support this device.
         CudaError: NVRTC failed.
     """
     nvrtc = _nvrtc()
@@ -44,14 +44,14 @@ def nvrtc_version() -> str:
 
 
 def _nvrtc() -> ModuleType:
-    """Imports NVRTC's bindings and makes sure that the library itself is there."""
+    """Imports NVRTC's bindings and checks for the library itself."""
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
         raise BackendUnavailableError("the SM probe cannot be compiled", found=str(error), needed=_NEEDED) from error
     try:
         nvrtc.nvrtcVersion()
-    except RuntimeError as error:  # cuda.pathfinder's DynamicLibNotFoundError is one, too
+    except RuntimeError as error:  # also cuda.pathfinder's DynamicLibNotFoundError
         lines = str(error).strip().splitlines() or ["no libnvrtc"]
         raise BackendUnavailableError("the SM probe cannot be compiled", found=lines[0], needed=_NEEDED) from error
     bindings: ModuleType = nvrtc
@@ -77,9 +77,9 @@ def _compile(nvrtc: ModuleType, source: str, architecture: str, form: str) -> by
 
 def _read(nvrtc: ModuleType, program: Any, kind: str) -> bytes:
     size: int = _call(nvrtc, f"nvrtcGet{kind}Size", program)
-    if size <= 1:  # an empty text; and Python has one object for all bytes of length one, not to be written into
+    if size <= 1:  # an empty string; Python shares bytes objects of length one, which must not be written
         return b""
-    text = bytes(size)  # the bindings fill it in place, as their examples do
+    text = bytes(size)  # the bindings fill it in place
     _call_all(nvrtc, f"nvrtcGet{kind}", program, text)
     return text
 

@@ -1,8 +1,8 @@
 """The host backend: lanes are threads pinned to disjoint cores, each with its own intra-op thread count.
 
-A slot is one core. Work of different lanes really runs at the same time as long as it is inside torch
-operators, which give up the interpreter lock; backward runs whole inside them. OpenMP pools belong to the
-thread that calls them and inherit its affinity, so a lane's operators cannot leave its cores.
+A slot is one core. Lanes run concurrently inside torch operators, which release the interpreter lock, and during the
+whole backward. OpenMP pools belong to the calling thread and inherit its affinity, so a lane's operators stay on its
+cores.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ class HostBackend(Backend):
     """Runs modules on disjoint sets of CPU cores.
 
     Args:
-        num_slots: Slots to offer; the cores that this process may use by default. More than there are cores
-            works, unpinned and without any gain in speed: for tests on a small machine.
-        num_threads: Intra-op threads of every lane; as many as it has slots by default. Sums come out in another order
-            with another number of threads, so 1 makes a colocated loop equal, bit for bit, to a plain one of one
-            thread, whatever the quotas.
-        cores: The cores to offer; those that this process may use by default. Ranks on one machine take a share each.
+        num_slots: Number of slots; by default the cores that this process may use. More slots than cores are unpinned,
+        without any speed-up: for tests on a small machine. num_threads: Intra-op threads of every lane; by default its
+        number of slots. The order of sums depends on it, so 1 makes a colocated loop equal, bit for bit, to a plain one
+        with one thread at any quotas. cores: The cores; by default those that this process may use. Ranks on one
+        machine use a share each.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class HostBackend(Backend):
         cores = available_cores() if cores is None else tuple(cores)
         for name, value in (("num_slots", num_slots), ("num_threads", num_threads)):
             if value is not None and value < 1:
-                raise ValueError(f"{name}={value}; use at least one")
+                raise ValueError(f"{name}={value}; use at least 1")
         count = num_slots or len(cores)
         self._num_threads, self._cores = num_threads, dict(enumerate(cores))
         self._pinned = hasattr(os, "sched_setaffinity") and count <= len(cores)
@@ -67,9 +66,9 @@ class HostBackend(Backend):
     def notes(self) -> tuple[str, ...]:
         sentences = []
         if self._device.num_slots == 1:
-            sentences.append("there is one core only: modules run one after the other")
+            sentences.append("there is only one core, so modules run one after the other")
         if self._device.num_slots > len(self._cores):
-            slots = f"{self._device.num_slots} slots were asked for on {len(self._cores)} cores"
+            slots = f"num_slots={self._device.num_slots} exceeds the {len(self._cores)} cores"
             sentences.append(f"{slots}: lanes are not pinned, and times mean nothing")
         elif not self._pinned:
             sentences.append("this system has no thread affinity: lanes have their thread counts but are not pinned")
@@ -92,7 +91,7 @@ SPINNING = (
     "OMP_WAIT_POLICY is not PASSIVE: idle OpenMP threads spin and disturb the other lanes; set it before torch is "
     "imported (the mosaic command does)"
 )
-"""The note for a process whose OpenMP threads spin while they wait."""
+"""Note if idle OpenMP threads spin."""
 
 
 @cache
@@ -101,7 +100,7 @@ def _warn_once(sentence: str) -> None:
 
 
 def cpu_name() -> str:
-    """Returns the processor's product name, or its architecture if the system has no name."""
+    """Returns the processor's product name, or its architecture without one."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

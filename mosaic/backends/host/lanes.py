@@ -1,4 +1,4 @@
-"""Lanes of the host backend: pinned threads, and the arbiter that decides which of them runs next."""
+"""Lanes of the host backend: pinned threads, and the arbiter that schedules them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mosaic.errors import MosaicError
 
 T = TypeVar("T")
 _LOOK_AGAIN_S = 1.0
-"""Time after which sleepers look again: an exception of a signal handler may have cut short what was to wake them."""
+"""Interval at which sleepers check again: a signal handler's exception may have skipped their wake-up."""
 Key = tuple[int, ...] | str
-"""The key of a lane: its slots, or its name if it holds none."""
+"""The key of a lane: its slots, or its name without slots."""
 
 
 class HostTicket(Generic[T]):
-    """One piece of work on a host lane; made by ``HostLane.submit`` alone."""
+    """A piece of work on a host lane; created by ``HostLane.submit``."""
 
     def __init__(
         self, work: Callable[[], T], slots: tuple[int, ...], after: Sequence[Ticket[object]], order: int
@@ -34,22 +34,22 @@ class HostTicket(Generic[T]):
         self.slots = slots
         self.after: tuple[Ticket[object], ...] = tuple(after)
         self.order = order
-        self.done = False  # whether the work has ended, well or not
-        self._running = threading.Lock()  # held until then
+        self.done = False  # ended, with or without an error
+        self._running = threading.Lock()  # locked until then
         self._running.acquire()
         self._result: T | None = None
         self._error: BaseException | None = None
 
     @property
     def ready(self) -> bool:
-        """True once all work that it waits for has ended."""
+        """True once all of its dependencies have ended."""
         if self.after:
             self.after = tuple([ticket for ticket in self.after if not ticket.done])
         return not self.after
 
     def join(self) -> None:
-        """Waits for the end of the work, well or not."""
-        with self._running:  # of one statement: an interrupt must not leave it held
+        """Waits for the end of the work, with or without an error."""
+        with self._running:  # one statement, so that an interrupt cannot leave it locked
             pass
 
     def wait(self) -> T:
@@ -60,7 +60,7 @@ class HostTicket(Generic[T]):
         return self._result  # type: ignore[return-value]  # set whenever there is no error
 
     def run(self) -> None:
-        """Does the work on the calling thread and keeps its error for ``wait``."""
+        """Runs the work on the calling thread and keeps its error for ``wait``."""
         work, self._work = self._work, None
         try:
             assert work is not None, "a ticket ran twice"
@@ -74,17 +74,17 @@ class HostTicket(Generic[T]):
 
 
 class _Arbiter:
-    """Decides which lane runs next; one lock guards all its state.
+    """Schedules lanes; one lock guards all of its state.
 
-    A lane runs its oldest ticket once the ticket's inputs are there and its slots are free. Of two tickets that
-    want the same slot and could both run, the one submitted first goes first. No ticket waits for a later one,
-    so the ticket with the lowest order can always run: deadlock is impossible. A lane's thread is woken only when
-    its next ticket may run: a thread woken in vain takes the interpreter lock from one that works.
+    A lane runs its oldest ticket once its inputs are ready and its slots are free. Of two ready tickets that need the
+    same slot, the one submitted first runs first. No ticket waits for a later one, so the ticket with the lowest order
+    can always run: deadlock is impossible. A lane's thread is woken only when its next ticket may run, because a
+    spurious wake-up takes the interpreter lock from a busy thread.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.asleep: dict[Key, threading.Lock] = {}  # held while a lane's thread has nothing to look at
+        self.asleep: dict[Key, threading.Lock] = {}  # locked while a lane's thread is idle
         self.queues: dict[Key, deque[HostTicket[Any]]] = {}
         self.held: set[int] = set()
         self.num_submitted = 0
@@ -106,12 +106,12 @@ class _Arbiter:
             self.num_submitted += 1
             queue = self.queues[lane.key]
             queue.append(ticket)
-            if queue[0] is ticket and self._may_run(ticket):  # it lets no other one run
+            if queue[0] is ticket and self._may_run(ticket):  # it frees no other ticket
                 self._wake(lane.key)
         return ticket
 
     def serve(self, key: Key) -> None:
-        """Runs a lane's tickets on the calling thread, until the lane should end."""
+        """Runs a lane's tickets on the calling thread until the lane is closed."""
         queue, asleep = self.queues[key], self.asleep[key]
         ticket: HostTicket[Any] | None = None
         while True:
@@ -121,8 +121,8 @@ class _Arbiter:
                     del self.running[key]
                     ticket.done = True
                     self._wake_ready(besides=key)
-                    ticket.wake()  # late, since a waiter needs the interpreter lock, too
-                    ticket = None  # or the tensors it holds live until the next one
+                    ticket.wake()  # late, because a waiter needs the interpreter lock
+                    ticket = None  # otherwise its tensors live until the next ticket
                 if queue and self._may_run(queue[0]):
                     ticket = self.running[key] = queue.popleft()
                     self.held.update(ticket.slots)
@@ -136,7 +136,7 @@ class _Arbiter:
     def drain(self) -> None:
         while True:
             with self.lock:
-                self._wake_ready()  # a signal's handler may have raised between queueing a ticket and waking its lane
+                self._wake_ready()  # a signal handler may have raised between queueing a ticket and waking its lane
                 pending = [*self.running.values(), *itertools.chain(*self.queues.values())]
             if not pending:
                 return
@@ -172,15 +172,15 @@ def _serve(arbiter: _Arbiter, lane: HostLane, cores: frozenset[int] | None, star
     """Body of a lane's thread."""
     if cores is not None:
         os.sched_setaffinity(0, cores)
-    torch.get_num_threads()  # a thread's first use of torch takes over what any thread set last; have that behind us
-    torch.set_num_threads(lane.num_threads)  # per thread: every lane sets its own
+    torch.get_num_threads()  # a thread's first use of torch adopts the latest setting of any thread
+    torch.set_num_threads(lane.num_threads)  # per thread
     started.release()
     arbiter.serve(lane.key)
 
 
 @dataclass(frozen=True, slots=True)
 class HostMark:
-    """A reading of the clock on a lane's thread."""
+    """A clock reading on a lane's thread."""
 
     at_ns: int
     """``time.perf_counter_ns``."""
@@ -191,7 +191,7 @@ class HostMark:
 
 
 class HostLane(Lane):
-    """Ordered work on one set of cores, or on none (see ``HostLanes.aside``)."""
+    """Ordered work on a set of cores, or without slots (see ``HostLanes.aside``)."""
 
     num_threads: int
 
@@ -209,7 +209,7 @@ class HostLane(Lane):
 
 
 class HostLanes(Lanes):
-    """The open lanes of the host: one pinned thread for each partition."""
+    """The open lanes of the host: one pinned thread per partition."""
 
     def __init__(
         self, partitions: Iterable[tuple[int, ...]], cores: dict[int, int] | None, num_threads: int | None = None
@@ -220,11 +220,11 @@ class HostLanes(Lanes):
         self._lanes: dict[Key, HostLane] = {}
         self._threads: list[threading.Thread] = []
         self._start({slots: HostLane(self._arbiter, slots, slots, num_threads or len(slots)) for slots in partitions})
-        # Threads hold the arbiter, not this object: lanes without references end by themselves.
+        # threads reference the arbiter, not this object, so unreferenced lanes end
         self._finalizer = weakref.finalize(self, _shut, self._arbiter, self._threads, self._process)
 
     def aside(self, name: str) -> HostLane:
-        """Returns a lane without slots; its thread may run on all cores of these lanes, with one intra-op thread."""
+        """Returns a lane without slots; its thread may use all cores of these lanes, with one intra-op thread."""
         if name not in self._lanes:
             self._start({name: HostLane(self._arbiter, name, (), 1)})
         return self._lanes[name]
@@ -234,7 +234,7 @@ class HostLanes(Lanes):
         self._lanes |= lanes
         started = threading.Semaphore(0)
         own_threads = torch.get_num_threads()
-        # After a fork torch makes its pool of threads anew at the first use, and two threads must not do so at once.
+        # after a fork torch recreates its thread pool at the first use, which two threads must not do at once
         torch.set_num_threads(own_threads)
         for key, lane in lanes.items():
             self._arbiter.open(key)
@@ -247,7 +247,7 @@ class HostLanes(Lanes):
             self._threads[-1].start()
         for _ in lanes:
             started.acquire()
-        torch.set_num_threads(own_threads)  # a thread that the user starts later takes over what was set last
+        torch.set_num_threads(own_threads)  # threads that the user starts later adopt the latest setting
 
     def lane(self, slots: tuple[int, ...]) -> HostLane:
         if os.getpid() != self._process:

@@ -16,9 +16,9 @@ POOL_STREAMS = 32
 
 
 def start_autograd(device: torch.device) -> None:
-    """Runs a first small backward, which makes a context current in autograd's thread of a device.
+    """Runs a small backward, which makes a context current in autograd's thread of a device.
 
-    A first backward that begins with a product makes torch warn: "Attempting to run cuBLAS, but there was no current
+    Without it a first backward that starts with a product warns: "Attempting to run cuBLAS, but there was no current
     CUDA context!"
     """
     with torch.inference_mode(False), torch.enable_grad():
@@ -26,30 +26,29 @@ def start_autograd(device: torch.device) -> None:
 
 
 class StreamApi:
-    """The part of ``torch.cuda`` that lanes and their graphs use, for one device.
+    """The part of ``torch.cuda`` used by lanes and their graphs, for one device.
 
-    Tests put a runtime in its place that runs operators on the CPU and checks that each one is ordered after what it
-    reads. Its streams, events and graphs have the methods of torch's that Mosaic uses.
+    Tests replace it by a runtime that runs operators on the CPU and checks that each one is ordered after its inputs.
     """
 
     def __init__(self, ordinal: int) -> None:
         self.device = torch.device("cuda", ordinal)
         self._ordinal = ordinal
-        self._streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}  # by torch's ids: making one takes longer
-        self._lent: set[int] = set()  # by handle: torch 2.11 frees streams and events that weak references still name
+        self._streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}  # by torch's ids: creating one takes longer
+        self._lent: set[int] = set()  # by handle: torch 2.11 frees streams and events with weak references
 
     def external_stream(self, handle: int) -> torch.cuda.ExternalStream:
-        """Returns a stream for a driver's handle, which it does not own; on this device, not on the current one."""
+        """Returns a non-owning stream for a driver's handle, on this device rather than the current one."""
         return torch.cuda.ExternalStream(handle, device=self.device)
 
     def new_stream(self, priority: int = 0) -> torch.cuda.Stream:
-        """Lends a stream of torch's own pool, other than the current one and those that are lent already.
+        """Borrows a stream of torch's pool that is neither current nor borrowed.
 
-        torch hands out 32 of a priority "round-robin" (c10/cuda/CUDAStream.h), so this requests until one is free.
-        Streams that others took from the pool, the current one apart, are not known here.
+        torch returns 32 streams per priority "round-robin" (c10/cuda/CUDAStream.h), so this requests until one is free.
+        Other users of the pool are unknown.
 
         Raises:
-            BackendUnavailableError: All of them are in use.
+            BackendUnavailableError: All are in use.
         """
         for _ in range(POOL_STREAMS):
             stream = torch.cuda.Stream(device=self.device, priority=priority)
@@ -57,19 +56,19 @@ class StreamApi:
                 self._lent.add(stream.cuda_stream)
                 return stream
         raise BackendUnavailableError(
-            f"no stream of priority {priority} is free on {self.device}; open fewer plain lanes at once",
+            f"no stream of priority {priority} is free on {self.device}; open fewer plain lanes",
             found=f"{len(self._lent)} streams in use",
-            needed=f"one of the {POOL_STREAMS} that torch has for each priority",
+            needed=f"one of torch's {POOL_STREAMS} per priority",
         )
 
     def give_back(self, stream: torch.cuda.Stream) -> None:
-        """Ends the loan of a stream of ``new_stream``."""
+        """Returns a stream of ``new_stream``."""
         self._lent.discard(stream.cuda_stream)
 
     def current_stream(self) -> torch.cuda.Stream:
         """Returns the calling thread's current stream.
 
-        ``torch.cuda.current_stream`` looks up the devices at each call, which takes longer than a launch.
+        ``torch.cuda.current_stream`` takes longer than a launch, because it looks up the devices.
         """
         ids = torch._C._cuda_getCurrentStream(self._ordinal)
         stream = self._streams.get(ids)
@@ -78,28 +77,28 @@ class StreamApi:
         return stream
 
     def use_stream(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
-        """Makes a stream current inside a block, and its device; quicker than ``torch.cuda.stream``."""
+        """Makes a stream and its device current in a context; faster than ``torch.cuda.stream``."""
         return stream
 
     def new_event(self, *, timing: bool = False) -> torch.cuda.Event:
-        """Returns an event without the Python calls of ``torch.cuda.Event`` around those of its base."""
+        """Returns an event without the Python overhead of ``torch.cuda.Event``."""
         return torch._C._CudaEventBase(enable_timing=timing)  # type: ignore[return-value]
 
     def order(self, stream: torch.cuda.Stream, *, before: torch.cuda.Stream) -> None:
-        """Makes what ``before`` is given from now on start after all that ``stream`` was given so far."""
-        torch.Stream.wait_stream(before, stream)  # that of torch.cuda's class makes the event in Python
+        """Makes later work of ``before`` wait for all earlier work of ``stream``."""
+        torch.Stream.wait_stream(before, stream)  # torch.cuda's class creates the event in Python
 
     def record_use(self, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
-        """Tells the allocator that ``stream`` uses a tensor's memory, if it is on this device."""
+        """Records in the allocator that ``stream`` uses a tensor's memory, if it is on this device."""
         if tensor.device == self.device:
             tensor.record_stream(stream)
 
     def synchronize(self) -> None:
-        """Waits for the primary context, and with it for all green contexts."""
+        """Synchronizes the primary context and all green contexts."""
         torch.cuda.synchronize(self.device)
 
     def is_capturing(self) -> bool:
-        """Returns True if the current stream is being captured; torch looks at that of the current device."""
+        """Returns True if the current stream of this device is being captured."""
         if torch._C._cuda_getDevice() == self._ordinal:
             return torch._C._cuda_isCurrentStreamCapturing()
         with torch.cuda.device(self.device):
@@ -109,7 +108,7 @@ class StreamApi:
         return torch.cuda.CUDAGraph()
 
     def new_graph_pool(self) -> Any:
-        """Makes a memory pool that graphs can share."""
+        """Creates a memory pool for graphs."""
         return torch.cuda.graph_pool_handle()
 
     @property
@@ -123,10 +122,10 @@ class StreamApi:
 
     @contextmanager
     def capture(self, graph: torch.cuda.CUDAGraph, *, stream: torch.cuda.Stream, pool: Any) -> Iterator[None]:
-        """Captures what is launched inside the block, from ``stream`` and streams that its events fork to.
+        """Captures the launches of the context on ``stream`` and on streams that its events fork to.
 
-        Other threads, such as one that pins batches, may go on calling CUDA. The current stream is the caller's again
-        afterwards, also after a failure, where ``torch.cuda.graph`` leaves its own.
+        Other threads, such as one that pins batches, may call CUDA meanwhile. The caller's current stream is restored,
+        also after a failure, unlike with ``torch.cuda.graph``.
         """
         try:
             with (
@@ -135,15 +134,15 @@ class StreamApi:
             ):
                 yield
         except BaseException:
-            with suppress(RuntimeError):  # torch's answer where the capture came to its end all the same
+            with suppress(RuntimeError):  # torch raises it although the capture ended
                 self._clean_up_lost_capture(pool)
             raise
 
     def _clean_up_lost_capture(self, pool: Any) -> None:
-        """Does what torch leaves undone where the driver gave a capture up.
+        """Cleans up in torch after the driver invalidated a capture.
 
-        Until then its allocator frees nothing that ``record_stream`` was called for, and before 2.13 the generator
-        refuses to draw ("Offset increment outside graph capture") until the end of a next capture.
+        Otherwise its allocator does not free tensors with ``record_stream``, and before 2.13 the generator fails
+        ("Offset increment outside graph capture") until the end of the next capture.
         """
         torch._C._cuda_endAllocateToPool(self.device.index, pool)
         torch._C._cuda_releasePool(self.device.index, pool)
@@ -151,13 +150,13 @@ class StreamApi:
             torch.zeros(1, device=self.device)
 
     def free_bytes(self) -> int:
-        """Bytes that are free on the device, by the driver."""
+        """Returns the free bytes of the device, by the driver."""
         return int(torch.cuda.mem_get_info(self.device)[0])
 
     def release_workspaces(self) -> None:
-        """Releases what cuBLAS keeps for each pair of handle and stream; its next call makes it anew."""
+        """Releases cuBLAS's workspaces per pair of handle and stream; its next call recreates them."""
         torch._C._cuda_clearCublasWorkspaces()
 
     def empty_cache(self) -> None:
-        """Returns the unused memory of torch's allocator, which has one cache for all devices, to the driver."""
+        """Returns unused memory of torch's allocator to the driver, on all devices."""
         torch.cuda.empty_cache()

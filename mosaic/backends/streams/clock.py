@@ -1,8 +1,9 @@
-"""Times of points on streams, exact over days.
+"""Times of points on streams, accurate over days.
 
-CUDA returns the time between two events in milliseconds as a 32-bit float: exact to a microsecond over ten seconds, to
-a quarter of a millisecond over an hour. A clock therefore records a base event at each step of the loop, and adds up
-the times between bases in double precision. They lie on a stream of its own: a delayed lane delays no clock.
+CUDA returns the time between two events in milliseconds as a 32-bit float: accurate to a microsecond over ten seconds,
+to a quarter of a millisecond over an hour. A clock therefore records a base event at each step of the loop, and sums
+the times between them in double precision. Base events have a stream of their own, so a delayed lane does not delay the
+clock.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from mosaic.backends.streams.api import StreamApi
 
 
 class _Base:
-    """The event that the marks of one step are measured from, and its time once read."""
+    """The base event of one step's marks, and its time once read."""
 
     def __init__(self, event: Any, at_ms: float | None = None) -> None:
         self.event = event
@@ -23,7 +24,7 @@ class _Base:
 
 
 class StreamMark:
-    """A timed event on a stream, and the clock that reads it; made by ``StreamClock.mark``."""
+    """A timed event on a stream, and its clock; created by ``StreamClock.mark``."""
 
     def __init__(self, event: Any, clock: StreamClock, base: _Base) -> None:
         self.event = event
@@ -37,12 +38,12 @@ class StreamMark:
         return _elapsed_ms(self.event, later.event)
 
     def at_ms(self) -> float:
-        """Waits for the event; returns milliseconds since the clock was made."""
+        """Waits for the event; returns milliseconds since the clock's creation."""
         return self.clock.read(self._base) + _elapsed_ms(self._base.event, self.event)
 
 
 class StreamClock:
-    """The clock of one device's marks; safe from any thread. It queries no event before a reading."""
+    """The clock of one device's marks; thread-safe. It does not query events before a reading."""
 
     def __init__(self, api: StreamApi) -> None:
         self._api = api
@@ -56,17 +57,17 @@ class StreamClock:
         self._api.give_back(self._stream)
 
     def start_step(self) -> None:
-        """Measures marks from now on from a new event; waits for nothing."""
+        """Records a new base event for later marks; does not wait."""
         base = _Base(self._timed_event(self._stream))
         self._unread.append(base)
         self._base = base
 
     def mark(self, stream: Any) -> StreamMark:
-        """Marks the present end of a stream."""
+        """Marks the current end of a stream."""
         return StreamMark(self._timed_event(stream), self, self._base)
 
     def read(self, base: _Base) -> float:
-        """Returns the time at which a step's event was passed, in milliseconds since the clock was made."""
+        """Returns the time of a step's base event, in milliseconds since the clock's creation."""
         with self._lock:
             while base.at_ms is None:
                 following = self._unread.popleft()
@@ -82,7 +83,7 @@ class StreamClock:
 
 
 def _elapsed_ms(earlier: Any, later: Any) -> float:
-    """Waits for two events, as CUDA requires, and returns the time between them."""
+    """Waits for two events and returns the time between them."""
     earlier.synchronize()
     later.synchronize()
     elapsed: float = earlier.elapsed_time(later)

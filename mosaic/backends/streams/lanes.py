@@ -1,6 +1,6 @@
 """Lanes on streams: work is launched by the caller's thread and ordered by events.
 
-A lane is one stream of any kind: a green-context stream of a pool, or for comparison a plain or prioritised one.
+A lane is one stream: a green-context stream of a pool, or for comparison a plain or prioritised one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class StreamTicket(Generic[T]):
-    """Work that was launched on a lane; made by ``StreamLane`` alone."""
+    """Work launched on a lane; created by ``StreamLane``."""
 
     def __init__(self, lane: StreamLane, end: Any, result: T) -> None:
         self.lane = lane
@@ -42,13 +42,13 @@ class StreamTicket(Generic[T]):
         return passed
 
     def order(self, stream: Any) -> None:
-        """Makes everything given to ``stream`` from now on start after the work."""
+        """Makes later work of ``stream`` wait for this work."""
         self.end.wait(stream)
 
     def wait(self) -> T:
         """Orders the caller's current stream after the work and returns its result, without blocking the thread.
 
-        Tensors in the result may be used on that stream, and let go at any time.
+        Tensors in the result may be used on that stream and freed at any time.
         """
         if self.error is not None:
             raise self.error
@@ -64,8 +64,8 @@ class StreamLane(Lane):
 
     Attributes:
         last: The event at the end of the latest work, or None.
-        origin: The mark of the lanes' opening; its clock is the one of their marks.
-        libraries: Settings of libraries while its work is launched, if any.
+        origin: The mark of the lanes' opening, on the clock of their marks.
+        libraries: Library settings for its launches, if any.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class StreamLane(Lane):
         self._process = os.getpid()
 
     def share_slots_with(self, lanes: Sequence[StreamLane], turn: threading.RLock) -> None:
-        """Names the other lanes whose work excludes its own; threads hold the lock ``turn`` while they launch."""
+        """Sets the other lanes that share its slots; threads lock ``turn`` while they launch."""
         self._rivals = tuple(weakref.ref(lane) for lane in lanes)
         self._turn = turn if lanes else self._turn
 
     def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> StreamTicket[T]:
-        """Launches work behind the work queued on the caller's stream; keeps its error for ``wait``.
+        """Launches work behind the caller's stream; keeps its error for ``wait``.
 
-        Tensors of other streams that the work reads must live until the caller has waited for it, or be declared with
-        ``api.record_use``: torch's allocator does not know of this lane.
+        Tensors of other streams that the work reads must live until the caller has waited for it, or be passed to
+        ``api.record_use``, because torch's allocator ignores this lane.
         """
         errors: list[BaseException] = []
 
@@ -110,18 +110,18 @@ class StreamLane(Lane):
                 errors.append(error)
 
         ticket = self.launch(caught, after=after)
-        ticket.error = errors.pop() if errors else None  # out of the list, which the error's frames hold
+        ticket.error = errors.pop() if errors else None  # the error's frames hold the list
         return ticket
 
     def launch(
         self, work: Callable[[], T], *, after: Sequence[object] = (), behind_caller: bool = True
     ) -> StreamTicket[T]:
-        """Launches work at once and raises its error.
+        """Launches work and raises its error.
 
         Args:
             work: Launches kernels on the current stream, which is the lane's.
-            after: Work of any lane of this device that it starts after.
-            behind_caller: Start it behind the work queued on the caller's stream, too.
+            after: Earlier work of any lane of this device.
+            behind_caller: Also start it behind the caller's stream.
         """
         self._check_open()
         with self._turn:
@@ -136,7 +136,7 @@ class StreamLane(Lane):
         return StreamTicket(self, end, result)
 
     def run(self, work: Callable[[], T]) -> T:
-        """Runs work with the lane's stream current, behind all that excludes it, and raises its error."""
+        """Runs work with the lane's stream current, behind lanes that share its slots, and raises its error."""
         self._check_open()
         with self._turn:
             self._order_after(())
@@ -155,11 +155,11 @@ class StreamLane(Lane):
         return self.origin.clock.mark(self.stream)
 
     def under_settings(self) -> AbstractContextManager[None]:
-        """Returns a block in which the lane's settings of libraries hold."""
+        """Returns a context with the lane's library settings."""
         return nullcontext() if self.libraries is None else self.libraries.during(self.num_sms)
 
     def order_after_caller(self) -> None:
-        """Orders the lane's next work behind the work queued on the caller's stream."""
+        """Orders the lane's next work behind the caller's stream."""
         here = self.api.current_stream()
         if here != self.stream:
             event = self.api.new_event()
@@ -169,7 +169,7 @@ class StreamLane(Lane):
     def _order_after(self, after: Sequence[object]) -> None:
         for ticket in after:
             if not isinstance(ticket, StreamTicket):
-                raise TypeError(f"after={type(ticket).__name__}: a stream can only wait for work of a stream")
+                raise TypeError(f"after={type(ticket).__name__}; a stream waits only for work of streams")
             if ticket.lane is not self:
                 ticket.order(self.stream)
         for ref in self._rivals:
@@ -185,14 +185,14 @@ class StreamLane(Lane):
 
 
 class StreamLanes(Lanes):
-    """The lanes that are open on one device.
+    """The open lanes of one device.
 
     Args:
         api: The runtime.
-        streams: For each partition, its stream and the SMs that the stream may use (None: all).
+        streams: By partition, its stream and the SMs that it may use (None: all).
         give_back: Called once, after all work has ended, to release the streams.
-        libraries: Settings of libraries during the launches of all lanes' work, if any.
-        partitions: SMs requested and granted, and the ids that the probe saw; none for plain streams.
+        libraries: Library settings for launches, if any.
+        partitions: Requested, granted and probed SMs; none for plain streams.
     """
 
     def __init__(
@@ -230,11 +230,11 @@ class StreamLanes(Lanes):
         return iter(tuple(self._lanes.values()))
 
     def drain(self) -> None:
-        """Blocks the thread until the streams have ended all their work, autograd's backward included."""
+        """Blocks the thread until all work of the streams has ended, including autograd's backward."""
         _drain(self.api, self)
 
     def join(self) -> None:
-        """Orders the caller's current stream behind the work queued on all streams, without blocking the thread."""
+        """Orders the caller's current stream behind all streams, without blocking the thread."""
         here = self.api.current_stream()
         for lane in self:
             event = self.api.new_event()
@@ -246,7 +246,7 @@ class StreamLanes(Lanes):
 
 
 def run_aside(api: StreamApi, work: Callable[[], T]) -> T:
-    """Runs work on a plain stream of the whole device, behind the caller's, and waits until it has ended."""
+    """Runs work on a plain stream of the whole device, behind the caller's, and waits for its end."""
     side = api.new_stream()
     event = api.new_event()
     event.record(api.current_stream())
@@ -269,7 +269,7 @@ def _record_use(api: StreamApi, value: object, stream: Any) -> None:
 
 
 def _end(api: StreamApi, lanes: list[StreamLane], ends: Sequence[Callable[[], object]], process: int) -> None:
-    if os.getpid() != process:  # the child of a fork has no driver
+    if os.getpid() != process:  # a forked child has no driver
         return
     for lane in lanes:
         lane.closed = True

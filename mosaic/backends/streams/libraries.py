@@ -1,8 +1,8 @@
-"""SM targets of libraries during the launches of a lane's work, in its forward and in its backward.
+"""SM targets of libraries during the launches of a lane's work, in forward and backward.
 
-They belong to the process (torch's SM carveout) or to a thread's cuBLAS handle, and autograd launches the backward of a
-module later and from a thread of its own. So a module's backward sets them again at its first gradient, and restores
-them after its last one, or when the whole backward ends or fails.
+They belong to the process (torch's SM carveout) or to a thread's cuBLAS handle, but autograd launches a module's
+backward later from its own thread. So a module's backward sets them again at its first gradient, and restores them
+after its last one, or when the whole backward ends or fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mosaic.errors import BackendUnavailableError, CudaError
 
 
 class Setting:
-    """One setting of the process, which several pieces of work may want differently: the latest that runs decides."""
+    """A setting of the process with several requesters; the latest active one decides."""
 
     def __init__(self, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
         self._get = get
@@ -31,7 +31,7 @@ class Setting:
         self._running: dict[object, Any] = {}
 
     def begin(self, value: Any) -> Callable[[], None]:
-        """Sets it; returns a function that restores the value of the others, or the one before all of them."""
+        """Sets it; returns a function that restores the value of the other requesters, or the original one."""
         key = object()
         with self._lock:
             if not self._running:
@@ -48,12 +48,12 @@ class Setting:
 
 
 class LibrarySettings:
-    """The SM targets of the lanes of one device: cuBLAS by ``cublasSetSmCountTarget``, one for each handle; cuBLASLt's
-    products, torch's CUTLASS kernels and FlashAttention 3 by torch's carveout.
+    """SM targets of one device's lanes: ``cublasSetSmCountTarget`` per cuBLAS handle, and torch's carveout for
+    cuBLASLt's products, torch's CUTLASS kernels and FlashAttention 3.
 
-    Results are right whatever holds: a target is a hint, by which libraries may choose other kernels and grids
-    (pytorch#183330). That of a node of backward is not promised where other modules' nodes run in between, nor behind
-    the first of a module's parameters.
+    A target is a hint for the choice of kernels and grids (pytorch#183330), so results are correct with any target. In
+    backward it is not guaranteed if nodes of other modules run in between, nor after the gradient of a module's first
+    parameter.
 
     Raises:
         BackendUnavailableError: An SM target cannot be set here.
@@ -65,12 +65,12 @@ class LibrarySettings:
 
     @contextmanager
     def during(self, num_sms: int | None) -> Iterator[None]:
-        """Holds inside the block, for launches of the calling thread on a lane with so many SMs (None: all)."""
+        """Returns a context for launches of the calling thread on a lane with this number of SMs (None: all)."""
         with self._begin(num_sms):
             yield
 
     def begin_backward(self, num_sms: int | None) -> ExitStack:
-        """Holds for a module's backward, in the thread that runs it, until the result is closed."""
+        """Sets the target for a module's backward, in its thread, until the result is closed."""
         target = self._begin(num_sms)
         torch.autograd.Variable._execution_engine.queue_callback(_Guard(target))  # type: ignore[attr-defined]
         return target
@@ -86,7 +86,7 @@ class LibrarySettings:
 
 
 class _Guard:
-    """Ends a target with its backward: autograd calls it then, or only drops it if the backward failed."""
+    """Ends a target with its backward: autograd calls it, or frees it if the backward failed."""
 
     def __init__(self, target: ExitStack) -> None:
         self._target = target
@@ -98,12 +98,12 @@ class _Guard:
         self()
 
 
-# One object for each setting of the process: two would restore each other's values.
+# one object per setting of the process: two would restore each other's values
 
 
 @cache
 def _carveout() -> Setting:
-    """The number of SMs that torch leaves to others."""
+    """Torch's SM carveout."""
     return Setting(torch._C._get_sm_carveout_experimental, torch._C._set_sm_carveout_experimental)
 
 
@@ -125,13 +125,13 @@ def _cublas_target(cublas: Any, handle: int) -> Setting:
 
 @cache
 def accumulation_warning() -> Setting:
-    """The setting of torch's warning about gradients of one weight from several streams, which lanes cause."""
+    """Torch's warning about gradients of one weight from several streams, which lanes cause."""
     warns = torch._C._warn_on_accumulate_grad_stream_mismatch  # type: ignore[attr-defined]
     return Setting(warns, torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch)
 
 
 def current_cublas_handle(device: torch.device) -> int:
-    """Returns the handle that the calling thread uses on a device."""
+    """Returns the calling thread's cuBLAS handle on a device."""
     with torch.cuda.device(device):
         handle: int = torch.cuda.current_blas_handle()
     return handle
@@ -139,10 +139,10 @@ def current_cublas_handle(device: torch.device) -> int:
 
 @cache
 def loaded_cublas(maps: Path = Path("/proc/self/maps")) -> ctypes.CDLL:
-    """Returns the libcublas among the files that this process has mapped; another copy would not know its handles.
+    """Returns the libcublas mapped into this process; another copy cannot use its handles.
 
     Raises:
-        BackendUnavailableError: None was loaded.
+        BackendUnavailableError: It is not loaded.
     """
     lines = maps.read_text(encoding="utf-8").splitlines() if maps.exists() else []
     for line in lines:

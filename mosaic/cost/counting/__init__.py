@@ -1,4 +1,4 @@
-"""Operators of a module counted without running them, on tensors that have a shape and no data."""
+"""Counts the operators of a module on tensors without data."""
 
 from mosaic.cost.counting.count import count_degrees, count_module
 from mosaic.cost.counting.cuda import CudaFunctions

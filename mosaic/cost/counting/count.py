@@ -1,4 +1,4 @@
-"""Counting a module: one forward and backward on tensors without data."""
+"""Counts one forward and backward of a module on tensors without data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 KernelsOf = Literal["cuda", "host"]
 """Kind of device whose kernels are counted."""
 Settings = Callable[[], AbstractContextManager[Any]]
-"""Makes a context for the forward, such as ``lambda: torch.autocast("cpu", torch.bfloat16)``."""
+"""Returns a context for the forward, such as ``lambda: torch.autocast("cpu", torch.bfloat16)``."""
 
 
 class _Results(NamedTuple):
@@ -51,27 +51,25 @@ def count_module(
 ) -> ModuleCounts:
     """Counts operators, bytes and memory of one forward and backward of a module that AdamW trains.
 
-    Nothing is computed, and neither module nor arguments are touched: they are copied to tensors without data, so a
-    module may be larger than this machine, and may lie on the meta device. Backward is autograd's own, so activations
-    that a frozen parameter or an input without gradient keeps are counted too, and checkpoints are recomputed. Equal
-    layers in a list or a sequence are counted once for each size of their inputs.
+    Nothing is computed: module and arguments are copied to tensors without data, so a module may exceed the memory of
+    this machine or be on the meta device. Backward is autograd's own, so it includes recomputation in checkpoints and
+    activations saved for frozen parameters. Equal layers in a list or a sequence are counted once per input size.
 
     Args:
-        module: In the mode (train or eval) in which it will run.
+        module: The module in the mode (train or eval) in which it will run.
         args: Positional arguments of one call; tensors keep their ``requires_grad``.
         kwargs: Keyword arguments.
         target: Kind of device: fused attention and dropout on ``cuda``, torch's CPU operators on ``host``.
         settings: Context of the forward; on these tensors torch's own autocast is the CPU's.
-        autocast: Format that CUDA's autocast casts to; None casts nothing.
-        batch: Samples to count instead of those in the arguments: every tensor with ``rows`` rows gets so many.
-        rows: Samples in the arguments; by default the most frequent first dimension of arguments.
-        with_data: Whether to compute on copies with data, for a module whose operators depend on values; with as many
-            samples as the arguments have.
-        layers: Counts of layers so far, to share among modules and sizes of one model that was not changed meanwhile.
+        autocast: Target dtype of CUDA's autocast; None: no casts.
+        batch: Number of samples to count: every tensor with ``rows`` rows gets this number.
+        rows: Number of samples in the arguments; by default their most frequent first dimension.
+        with_data: If True, computes on copies with data, for a module whose operators depend on values. layers: Counts
+        of layers so far, shared between modules and sizes of one unchanged model.
 
     Raises:
-        UnsupportedModelError: The call fails on tensors without data: its operators depend on values, or an operator
-            has no rule for its result's shape. Names the operator; such a module must be profiled.
+        UnsupportedModelError: The call fails on tensors without data, because its operators depend on values or an
+    operator has no shape function. The message has the operator; profile such a module.
     """
     call_inputs = (tuple(args), dict(kwargs or {}))
     survey = _FakeCopies(None)
@@ -99,21 +97,21 @@ def count_module(
             results = _run(fake, fake_args, fake_kwargs, recorder, functions, settings or nullcontext)
         return fake, tally, results
 
-    # Tensors on the meta device are several times faster than fake ones on the CPU, but they follow neither the CPU's
-    # autocast nor its kernels, and do not mix with tensors that a module makes on the CPU.
+    # Meta tensors are several times faster than fake CPU tensors, but they ignore the CPU's autocast and kernels, and
+    # do not mix with tensors that a module creates on the CPU.
     on_meta = target == "cuda" and not with_data and not _casts(settings)
     try:
         try:
             fake, tally, results = run(on_meta)
-        except Exception:  # a module may fail on the meta device in any way
+        except Exception:  # a module may raise anything on the meta device
             if not on_meta:
                 raise
             fake, tally, results = run(False)
-    except Exception as error:  # whatever a user's module raises on tensors without data
+    except Exception as error:  # a user's module may raise anything
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
         raise UnsupportedModelError(
-            f"{type(module).__name__} cannot be counted: on tensors with{'' if with_data else 'out'} data it fails "
-            f"with {type(error).__name__}: {lines[0]}; profile it instead, or leave it out"
+            f"{type(module).__name__} cannot be counted: on tensors with{'' if with_data else 'out'} data it raises "
+            f"{type(error).__name__}: {lines[0]}; profile it instead, or exclude it"
         ) from error
     trained = _num_bytes_of(parameter for parameter in fake.parameters() if parameter.requires_grad)
     return ModuleCounts(
@@ -181,15 +179,15 @@ def count_degrees(
     autocast: torch.dtype | None = None,
     layers: LayerCounts | None = None,
 ) -> dict[int, ModuleCounts]:
-    """Counts a module at several data-parallel degrees: a device of degree d has ceil(B/d) of the B samples.
+    """Counts a module at several data-parallel degrees; at degree d a device has ceil(B/d) of B samples.
 
-    Nothing is scaled: each degree is counted by itself, because not all work shrinks with the batch. Degrees above B
-    are left out, and so is, with a warning, a degree at which the module does not accept its part of the batch.
+    Each degree is counted separately, because not all work scales with the batch. Degrees above B are omitted. A degree
+    at which the module rejects its part of the batch is omitted with a warning.
 
     Args:
         module, args, kwargs, target, settings, autocast, layers: See ``count_module``; the batch is the most frequent
             first dimension of the arguments that results have too.
-        degrees: Degrees to count; the whole batch (degree 1) always is.
+        degrees: Degrees to count, in addition to 1.
 
     Raises:
         UnsupportedModelError: See ``count_module``.
@@ -205,7 +203,7 @@ def count_degrees(
             try:
                 counted[degree] = count(batch=-(-whole.batch // degree), rows=whole.batch)
             except UnsupportedModelError as error:
-                _log.warning("degree %d is left out: %s", degree, error)
+                _log.warning("degree %d is omitted: %s", degree, error)
     return counted
 
 
@@ -214,21 +212,21 @@ def _num_bytes_of(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _rows(sizes: Mapping[int, int], results: Collection[int], likely: int) -> int:
-    """Returns the samples in arguments: tables of a position each may be more, but no result has a row for each."""
+    """Returns the number of samples in arguments; results must have it too, unlike the rows of position tables."""
     both = {size: count for size, count in sizes.items() if size in results}
     return likely if likely in both or not both else max(both, key=lambda size: both[size])
 
 
 class _FakeCopies(TorchFunctionMode):
-    """Makes deep copies without data, in which tensors that were shared stay shared.
+    """Makes deep copies without data; shared tensors stay shared.
 
     Args:
-        mode: Owner of the copies, which are fake tensors on the CPU; None for tensors on the meta device.
-        rows: First dimension of the tensors that get another one.
-        batch: The other one; None keeps all shapes.
+        mode: Mode of the copies, fake CPU tensors; None: meta tensors.
+        rows: First dimension of the tensors to resize.
+        batch: Their new first dimension; None: no resizing.
 
     Attributes:
-        sizes: How often each size was the first dimension of a tensor.
+        sizes: Number of tensors by first dimension.
     """
 
     def __init__(self, mode: FakeTensorMode | None, rows: int = 0, batch: int | None = None) -> None:
@@ -239,12 +237,12 @@ class _FakeCopies(TorchFunctionMode):
         self.sizes: Counter[int] = Counter()
 
     def of(self, value: Any) -> Any:
-        """Copies a module, or nested arguments, which are not touched."""
+        """Returns a copy of a module or of nested arguments."""
         memo: dict[int, Any] = {}
         if isinstance(value, nn.Module):
             for tensor in (*value.parameters(), *value.buffers()):
                 memo[id(tensor)] = self._fake(tensor)
-        with self:  # under which ``copy.deepcopy`` of a tensor returns a fake one
+        with self:  # makes ``copy.deepcopy`` return fake tensors
             return copy.deepcopy(value, memo)
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:

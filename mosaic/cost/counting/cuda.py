@@ -1,4 +1,4 @@
-"""A GPU's operators and number formats for calls on fake CPU tensors."""
+"""A GPU's operators and dtypes for calls on fake CPU tensors."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _FULL = frozenset(
 
 
 class CudaFunctions(TorchFunctionMode):
-    """Runs attention and dropout as fused kernels, and casts as CUDA's autocast does.
+    """Runs attention and dropout as fused kernels, with the casts of CUDA's autocast.
 
-    Torch's own autocast does not act on meta tensors, and a CPU writes the whole matrix of scores where attention has
-    dropout. Recurrent layers are counted step by step.
+    Torch's autocast ignores meta tensors, and on a CPU attention with dropout writes the whole score matrix. Recurrent
+    layers are counted step by step.
 
     Args:
-        dtype: Format of autocast; None casts nothing. A weight is cast once in the life of this object.
+        dtype: Target dtype of autocast; None: no casts. A weight is cast once per instance.
     """
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
@@ -55,7 +55,7 @@ class CudaFunctions(TorchFunctionMode):
         if name == "dropout" and len(args) == 3 and args[2] and args[1] > 0:
             return torch.native_dropout(*args)[0]
         if isinstance(func, FunctionType) and (func.__globals__ is vars(F) or func is torch.autograd.backward):
-            with self:  # functions inside the call, and checkpoints that run again, are seen as well
+            with self:  # also covers functions inside the call and recomputed checkpoints
                 return _without_checks(func)(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -71,7 +71,7 @@ class CudaFunctions(TorchFunctionMode):
 
 @cache
 def _without_checks(func: FunctionType) -> FunctionType:
-    """Returns a copy of one of torch's Python functions that runs its body without dispatching to modes first."""
+    """Returns a copy of one of torch's Python functions that does not dispatch to modes."""
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     unchecked = func.__globals__ | dict.fromkeys(names, lambda *_: False)
     copied = FunctionType(func.__code__, unchecked, func.__name__, func.__defaults__, func.__closure__)
@@ -90,9 +90,9 @@ def fused_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Attention by the kernels of compute capability 8.0 and above.
+    """Attention with the kernels of compute capability 8.0 and newer.
 
-    In 16 bits without a mask it is the flash kernel, otherwise the memory-efficient one.
+    The flash kernel in 16 bits without a mask, otherwise the memory-efficient one.
     """
     if query.dim() != 4:
         return F.scaled_dot_product_attention(

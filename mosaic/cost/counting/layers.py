@@ -1,8 +1,7 @@
-"""Equal layers of a module, counted once for each size of their inputs.
+"""Counts equal layers of a module once per input size.
 
-A stack of blocks is the same block over and over. The first call of a block with inputs of a size is counted alone,
-forward and backward. Every such call, the first included, then stands in the module's run as one step: results without
-data, the operators and the memory of the count, and one node of autograd.
+The first call of a block with inputs of a size is counted alone, forward and backward. In the module's run every such
+call is then replaced by one autograd node with results without data and the counted operators and memory.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, t
 _OWN = frozenset(nn.Module().__dict__)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _NUMBERS = frozenset(["layer_idx", "layer_index", "layer_id"])
-"""Attributes that number a layer and change nothing in it (transformers)."""
+"""Attributes that number a layer without effect (transformers)."""
 
 
 class _Kind(NamedTuple):
@@ -52,30 +51,30 @@ class _Counted:
     forward: tuple[Operator, ...]
     backward: tuple[Operator, ...]
     held_bytes: int
-    """Storages that autograd keeps and that are neither inputs, results nor parameters."""
+    """Storages saved by autograd, except inputs, results and parameters."""
     forward_peak_bytes: int
     backward_peak_bytes: int
-    """Above what was alive before the call, inputs left out."""
+    """Above the live bytes before the call, without inputs."""
     saved_inputs: tuple[int, ...]
-    """Tensors of the arguments that autograd keeps, by index."""
+    """Tensors of the arguments saved by autograd, by index."""
     results: tuple[Any, ...]
-    """Leaves of the result: kinds of tensors, and plain values."""
+    """Leaves of the result: tensor metadata and plain values."""
     saved_results: tuple[bool, ...]
     structure: Any
-    """Tree of the result."""
+    """Pytree of the result."""
 
 
 LayerCounts = dict[Hashable, "_Counted | None"]
-"""Counts by layer and size, to be shared by counts of one model; None for a call that must run each time."""
+"""Counts by layer and size, shared within one model; None: the call must run each time."""
 
 
 class RepeatedLayers:
-    """Counts the equal layers in lists and sequences of a module once.
+    """Counts equal layers in lists and sequences of a module once.
 
     Args:
         recorder: Receives operators and memory.
         counts: Counts so far.
-        settings: Whatever else makes two calls different, such as the format of autocast.
+        settings: Other settings that distinguish calls, such as the autocast dtype.
     """
 
     def __init__(self, recorder: Recorder, counts: LayerCounts, settings: Hashable) -> None:
@@ -83,7 +82,7 @@ class RepeatedLayers:
 
     @contextmanager
     def replaced(self, module: nn.Module) -> Iterator[None]:
-        """Replaces the forwards of equal layers while it is open."""
+        """Replaces the forwards of equal layers within the context."""
         layers: dict[nn.Module, Hashable] = {}
         for holder in module.modules():
             if isinstance(holder, nn.ModuleList | nn.Sequential):
@@ -111,7 +110,7 @@ class RepeatedLayers:
         return run(*args, **kwargs) if counted is None else self._stand_in(layer, counted, tensors_of(leaves))
 
     def _count(self, layer: nn.Module, run: Callable[..., Any], leaves: Sequence[Any], tree: Any) -> _Counted | None:
-        """Counts one call alone."""
+        """Counts one call."""
         copies = _copies(leaves)
         inputs = tensors_of(copies)
         parameters = [*layer.parameters(), *layer.buffers()]
@@ -120,7 +119,7 @@ class RepeatedLayers:
         gradients = [parameter.grad for parameter in layer.parameters()]
         try:
             args, kwargs = pytree.tree_unflatten(copies, tree)
-            with saved_tensors_hooks(self._recorder.save, lambda tensor: tensor):  # within a checkpoint, not its own
+            with saved_tensors_hooks(self._recorder.save, lambda tensor: tensor):  # of an enclosing checkpoint
                 output = run(*args, **kwargs)
             own = {id(tensor.untyped_storage()) for tensor in (*inputs, *parameters)}
             results, structure = pytree.tree_flatten(output)
@@ -140,7 +139,7 @@ class RepeatedLayers:
             unsaved = [tensor for tensor, is_saved in zip(tensors, saved_results, strict=True) if not is_saved]
             tally.forward_peak_bytes = tally.memory.peak_bytes
             for tensor in (*unsaved, *gradients_of_results):
-                tally.memory.release(tensor)  # counted by the module's run
+                tally.memory.release(tensor)  # the module's run counts it
             tally.start_backward()
             if trained:
                 torch.autograd.backward(trained, gradients_of_results)
@@ -166,7 +165,7 @@ class RepeatedLayers:
         tally.memory.touch(counted.forward_peak_bytes)
         kinds = [leaf for leaf in counted.results if isinstance(leaf, _Kind)]
         if any(kind.requires_grad for kind in kinds) and torch.is_grad_enabled():
-            anchor = torch.empty((), requires_grad=True)  # so that a result of trained weights has a gradient
+            anchor = torch.empty((), requires_grad=True)  # makes results of trainable weights differentiable
             tensors = iter(_Layer.apply(counted, self._recorder, anchor, *inputs))
         else:
             tensors = iter([kind.new() for kind in kinds])
@@ -175,7 +174,7 @@ class RepeatedLayers:
 
 
 class _Layer(torch.autograd.Function):
-    """A call of a counted layer."""
+    """The call of a counted layer."""
 
     @staticmethod
     def forward(
@@ -192,7 +191,7 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        _ = ctx.saved_tensors  # a checkpoint around the layer runs it again
+        _ = ctx.saved_tensors  # an enclosing checkpoint recomputes it
         tally, counted = ctx.recorder.tallies[-1], ctx.counted
         tally.operators.extend(counted.backward)
         tally.memory.touch(counted.backward_peak_bytes - counted.held_bytes)
@@ -200,7 +199,7 @@ class _Layer(torch.autograd.Function):
 
 
 def _makeup(layer: nn.Module) -> Hashable:
-    """Everything that a layer's operators depend on beside its inputs; None if unknown."""
+    """Returns everything except inputs that determines a layer's operators; None if unknown."""
     parts: list[Hashable] = []
     for name, module in layer.named_modules():
         if module is not layer and any(getattr(module, hooks) for hooks in _HOOKS):
@@ -220,7 +219,7 @@ def _plain(value: Any) -> Hashable:
 
 
 def _sizes(leaves: Sequence[Any]) -> Hashable:
-    """Sizes and formats of tensors, values of others, and which tensors share a storage."""
+    """Returns shapes and dtypes of tensors, other values, and the sharing of storages."""
     first: dict[int, int] = {}
     sizes: list[Hashable] = []
     for index, leaf in enumerate(leaves):
@@ -233,7 +232,7 @@ def _sizes(leaves: Sequence[Any]) -> Hashable:
 
 
 def _copies(leaves: Sequence[Any]) -> list[Any]:
-    """New tensors of the same sizes; what is one tensor stays one."""
+    """Returns new tensors of the same sizes; repeated tensors stay one."""
     copies = {
         id(leaf): _Kind.of(leaf).new().requires_grad_(leaf.requires_grad)
         for leaf in leaves

@@ -1,4 +1,4 @@
-"""The operators of a call: FLOPs by torch's counter, bytes by their tensors, memory by the storages that are alive."""
+"""The operators of a call: FLOPs by torch's counter, bytes from tensors, memory from live storages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _CONV = ("convolution", "cudnn_convolution", "_slow_conv", "_convolution", "mkld
 _WRITE_ONLY = frozenset(["copy", "fill", "zero", "uniform", "normal", "bernoulli", "random", "exponential"])
 """In-place operators that do not read what they overwrite."""
 _GATHERS = frozenset(["embedding", "index", "index_select", "gather", "take", "_embedding_bag", "_unsafe_index"])
-"""Operators that read no more of their first input than they write."""
+"""Operators that read as much of their first input as they write."""
 _SCATTERS = frozenset(
     ["_index_put_impl", "_unsafe_index_put", "index_add", "index_copy", "index_put", "scatter", "scatter_add"]
 )
-"""In-place operators that write no more than their other inputs hold."""
+"""In-place operators that write at most the size of their other inputs."""
 _KERNELS = {
     "native_layer_norm_backward": 2,  # the input's gradient, then those of weight and bias
     "native_group_norm": 2,
@@ -31,11 +31,11 @@ _KERNELS = {
     "_scaled_dot_product_flash_attention_backward": 3,  # row sums, the main kernel, the query's gradient
     "_scaled_dot_product_efficient_attention_backward": 2,
 }
-"""Kernels of operators that launch several, as torch's sources launch them."""
+"""Numbers of kernels of operators that launch several, from torch's sources."""
 
 
 def short_name(func: Any) -> str:
-    """Returns an operator's name without namespace, overload and the mark of an in-place form."""
+    """Returns an operator's name without namespace, overload and in-place suffix."""
     name: str = func._schema.name.split("::")[-1]
     return name.removesuffix("_") if len(name) > 1 and not name.startswith("__") else name
 
@@ -52,10 +52,10 @@ def kind_of(func: Any) -> OperatorKind:
 
 
 def count_flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
-    """Returns the floating-point operations of a product, convolution or attention; 0 for other operators.
+    """Returns the FLOPs of a product, convolution or attention; 0 for other operators.
 
-    They are those of ``torch.utils.flop_counter``, except for what its formulas lack: queries that share keys, causal
-    attention, whose kernels skip the masked half, and fused recurrent layers.
+    From ``torch.utils.flop_counter``, corrected for grouped queries, for causal attention, whose kernels skip the
+    masked half, and for fused recurrent layers.
     """
     name = short_name(func)
     if name.startswith("_scaled_dot_product_"):
@@ -81,7 +81,7 @@ def describe(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Opera
     if written is None or torch.Tag.inplace_view in func.tags or "empty" in name:
         return None
     kernels = _KERNELS.get(name, 1)
-    if name == "convolution_backward":  # gradients of input, weight and bias have kernels of their own
+    if name == "convolution_backward":  # separate kernels for the gradients of input, weight and bias
         kernels = max(1, sum(map(bool, _named(func, args, kwargs)["output_mask"])))
     return Operator(
         name=f"{func.namespace}.{func._schema.name.split('::')[-1]}",
@@ -99,7 +99,7 @@ def _named(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, 
 
 
 def _traffic(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> tuple[int, int | None]:
-    """Returns the bytes that a call reads and writes; None written for a call that only makes views."""
+    """Returns the bytes that a call reads and writes; writes are None if it only makes views."""
     name = short_name(func)
     arguments = {argument.name: argument for argument in func._schema.arguments}
     reads: list[int] = []
@@ -129,7 +129,7 @@ def _traffic(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> tuple
 
 
 def num_bytes(tensor: torch.Tensor) -> int:
-    """Returns the bytes that a tensor shows of its storage; an expanded tensor shows no more than the storage has."""
+    """Returns the bytes of a tensor, at most those of its storage if it is expanded."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
@@ -144,24 +144,24 @@ def _dtype(tensors: list[torch.Tensor]) -> str:
 
 
 class LiveMemory:
-    """Bytes of the storages that are alive, and their peak.
+    """Live bytes of storages, and their peak.
 
     Args:
-        resident: Tensors that are counted elsewhere: parameters, buffers, and arguments.
+        resident: Tensors counted elsewhere: parameters, buffers and arguments.
     """
 
     def __init__(self, resident: Iterable[torch.Tensor]) -> None:
         self.live_bytes = 0
         self.peak_bytes = 0
-        self._resident = [tensor.untyped_storage() for tensor in resident]  # held, so that no id is used again
+        self._resident = [tensor.untyped_storage() for tensor in resident]  # references prevent the reuse of ids
         self._bytes_of: dict[int, int] = {id(storage): 0 for storage in self._resident}
 
     def start_phase(self) -> None:
-        """Forgets the peak so far."""
+        """Resets the peak."""
         self.peak_bytes = self.live_bytes
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Counts a tensor's storage until it dies."""
+        """Counts a tensor's storage until it is freed."""
         storage = tensor.untyped_storage()
         key = id(storage)
         if key not in self._bytes_of:
@@ -171,11 +171,11 @@ class LiveMemory:
             weakref.finalize(storage, self._drop, key).atexit = False
 
     def touch(self, size: int) -> None:
-        """Counts bytes that are alive for a moment."""
+        """Counts temporary bytes."""
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + size)
 
     def release(self, tensor: torch.Tensor) -> None:
-        """Stops counting a tensor that from now on is counted elsewhere."""
+        """Stops counting a tensor that is counted elsewhere from now on."""
         key = id(tensor.untyped_storage())
         self.live_bytes -= self._bytes_of.get(key, 0)
         self._bytes_of[key] = 0
@@ -189,7 +189,7 @@ class Tally:
 
     Attributes:
         phases: Operators of forward and of backward.
-        saved: Storages that autograd keeps for backward, by id, with their bytes.
+        saved: Bytes of storages saved for backward, by id.
     """
 
     def __init__(self, resident: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor] = ()) -> None:
@@ -203,11 +203,11 @@ class Tally:
 
     @property
     def operators(self) -> list[Operator]:
-        """Operators of the phase that runs."""
+        """Operators of the current phase."""
         return self.phases[self.is_backward]
 
     def save(self, tensor: torch.Tensor) -> None:
-        """Counts a tensor that autograd keeps for backward."""
+        """Counts a tensor saved for backward."""
         storage = tensor.untyped_storage()
         if id(storage) not in self._resident:
             self.saved[id(storage)] = storage.nbytes()
@@ -221,7 +221,7 @@ class Tally:
 
 
 class Recorder(TorchDispatchMode):
-    """Writes every operator that does work into the last of ``tallies``."""
+    """Adds every operator that does work to the last of ``tallies``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -240,6 +240,6 @@ class Recorder(TorchDispatchMode):
         return result
 
     def save(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Hook of saved tensors."""
+        """Saved-tensor hook."""
         self.tallies[-1].save(tensor)
         return tensor

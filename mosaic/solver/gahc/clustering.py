@@ -1,7 +1,7 @@
 """Greedy agglomerative hierarchical clustering of modules into stages: the paper's Algorithm 1.
 
-Comments name the algorithm's lines. Everything is compared in whole nanoseconds, and ties go to the first pair, so
-neither pruning nor caching changes the result.
+Comments name the algorithm's lines. Times are whole nanoseconds and ties go to the first pair, so pruning and caching
+do not change the result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mosaic.solver.stage import StageResult, alone
 def cluster(graph: ModuleGraph, evaluator: StageEvaluator) -> tuple[StageResult, ...]:
     """Runs Algorithm 1 and returns stages in topological order; the evaluator is line 13's StageEval.
 
-    When the evaluator's effort is spent, what has been merged so far is the result.
+    If the evaluator's effort is spent, the stages merged so far are the result.
     """
     order = graph.topological_order()
     bit = {name: 1 << index for index, name in enumerate(order)}  # a stage is a bitmask of modules
@@ -42,7 +42,7 @@ def cluster(graph: ModuleGraph, evaluator: StageEvaluator) -> tuple[StageResult,
             first, second = stages[x], stages[y]
             apart = results[first].latency_ns + results[second].latency_ns
             if not evaluator.can_meet(names(first | second), apart - best_gain - 1):
-                continue  # lines 11-12: no gain above the best so far is attainable
+                continue  # lines 11-12: the gain cannot exceed the best so far
             merged = evaluate(first | second)  # line 13
             if merged is not None and apart - merged.latency_ns > best_gain:  # lines 14-15, Eq. 9
                 best_gain, best = apart - merged.latency_ns, (first, second, merged)  # line 16
@@ -59,11 +59,11 @@ def cluster(graph: ModuleGraph, evaluator: StageEvaluator) -> tuple[StageResult,
 
 
 def reachable(stages: Sequence[int], feeds: Sequence[tuple[int, int]]) -> list[int]:
-    """Returns, for each stage in topological order, a bitmask of the positions of all stages that depend on it.
+    """Returns, for each stage in topological order, a bitmask of the positions of its descendants.
 
-    Two stages may be merged, with the stage graph still acyclic, exactly when neither reaches the other: a
-    direct edge would put a module beside one that it depends on, an indirect one would close a cycle through
-    the stages between them. Stages are bitmasks of modules; ``feeds`` has each edge between modules as two such masks.
+    Merging two stages keeps the stage graph acyclic if and only if neither reaches the other. A direct edge would put a
+    module beside one that it depends on, an indirect one would close a cycle. Stages are bitmasks of modules; ``feeds``
+    has each edge between modules as two such masks.
     """
     reach = [0] * len(stages)
     for x in reversed(range(len(stages))):
@@ -74,7 +74,7 @@ def reachable(stages: Sequence[int], feeds: Sequence[tuple[int, int]]) -> list[i
 
 
 def sort_stages(stages: Sequence[int], feeds: Sequence[tuple[int, int]]) -> list[int]:
-    """Sorts stages (bitmasks of modules) so that producers come first; the earliest module where there is a choice."""
+    """Sorts stages (bitmasks of modules) topologically; ties go to the earliest module."""
     ordered: list[int] = []
     left = sorted(stages, key=lambda stage: stage & -stage)
     while left:

@@ -1,6 +1,6 @@
-"""Costs of single neighbours in nanoseconds, and the options of a module that can be left out because of them.
+"""Costs of single neighbours in nanoseconds, and the options that they make redundant.
 
-Nothing here is an approximation: what is dropped or joined could not change whether a target can be met.
+Exact: dropping and joining options does not change the feasibility of a target.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from mosaic.solver.options import NS_PER_MS, DeploymentOption
 
 
 class PairwiseExtras:
-    """Extra time of every option of every module beside every neighbour, computed when first needed."""
+    """Extra time of every option of every module beside every neighbour, computed lazily."""
 
     def __init__(self, options: Mapping[str, Sequence[DeploymentOption]], cost: Cost) -> None:
         self._options = options
         self._cost = cost
         self._quotas = {name: sorted({option.quota for option in options[name]}) for name in options}
-        # Bound to this object, unlike a decorator on the method, which would keep every object alive.
+        # a decorator on the method would keep every object alive
         self.ns = cache(self._ns)
         self._worst_ns = cache(self._worst_of_pair)
         self._disturbances = cache(self._disturbances_of)
@@ -36,19 +36,19 @@ class PairwiseExtras:
         )
 
     def worst_ns(self, name: str, option: DeploymentOption, others: Sequence[str]) -> int:
-        """Returns what an option loses when all of ``others`` share its devices at their worst quotas."""
+        """Returns an option's extra time with all of ``others`` on its devices at their worst quotas."""
         return sum(self._worst_ns(name, option, other) for other in others if other != name)
 
     def _worst_of_pair(self, name: str, option: DeploymentOption, beside: str) -> int:
         return max(self.ns(name, option, beside, quota) for quota in self._quotas[beside])
 
     def as_neighbour(self, name: str, quota: int) -> int:
-        """Returns the least quota at which ``name`` disturbs all others exactly as it does at ``quota``."""
+        """Returns the least quota at which ``name`` disturbs all others as it does at ``quota``."""
         added_ns = self._disturbances(name)[quota]
         return next(other for other in self._quotas[name] if np.array_equal(self._disturbances(name)[other], added_ns))
 
     def is_gentler(self, name: str, quota: int, than: int) -> bool:
-        """Returns whether ``name`` disturbs no other module more at ``quota`` than at the quota ``than``."""
+        """Returns True if ``name`` disturbs no other module more at ``quota`` than at ``than``."""
         added_ns = self._disturbances(name)
         return bool(np.all(added_ns[quota] <= added_ns[than]))
 
@@ -60,10 +60,10 @@ class PairwiseExtras:
         }
 
     def candidates(self, name: str, target_ns: int, stage: Sequence[str]) -> tuple[DeploymentOption, ...]:
-        """Returns the options with which a module of a stage may meet a target.
+        """Returns the options with which a module of a stage can meet a target.
 
-        An option goes when another meets the target whoever is beside it, with no more devices, slots or memory,
-        and disturbs nobody more: wherever the one is placed, the other could be.
+        An option is dropped if another meets the target beside any neighbours, needs no more devices, slots or memory,
+        and disturbs no module more.
         """
         undominated: list[DeploymentOption] = []
         safe: list[DeploymentOption] = []

@@ -2,14 +2,14 @@
 
 Variables are ``on[m, o, g]``: module m uses option o and has one of its replicas on device g.
 
-* one option a module, on exactly as many devices as its degree;
-* on each device, quotas sum to at most the slots (paper Eq. 5) and memory to at most what the device has;
+* one option per module, on as many devices as its degree;
+* on each device, quotas sum to at most its slots (paper Eq. 5) and memory to at most its memory;
 * *interference* (paper Eq. 7). It is linear for one option and one device: ``on[m, o, g]`` implies that the sum over
   neighbours ``extra[m, o; n, p] * on[n, p, g]`` is at most the target less the latency of o alone. The maximum over
   devices in Eq. 7 is the conjunction over g.
-* which slots a module gets does not matter here (``stage.py``).
+* slots are not assigned here (``stage.py``).
 
-Devices are alike, so their loads are ordered, which removes symmetric answers.
+Devices are equal, so their loads are ordered to remove symmetric solutions.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from mosaic.solver.options import DeploymentOption
 from mosaic.solver.stage import Choice, Machine
 
 MAX_EFFORT = 1.0
-"""Most effort for one placement, in CP-SAT's deterministic time (about seconds)."""
+"""Maximum effort of one placement, in CP-SAT's deterministic time (about seconds)."""
 _VARIABLE_EFFORT = 1.5e-5
-"""Effort of making a model, for each variable."""
+"""Effort per variable of building a model."""
 
 
 class StagePlacement(NamedTuple):
     """The answer of CP-SAT."""
 
     is_resolved: bool
-    """False where the limit came before an answer."""
+    """False if the limit ended the search."""
     effort: float
-    """Effort of the answer: CP-SAT's deterministic time, and that of the model."""
+    """Effort of solving (CP-SAT's deterministic time) and of building the model."""
     choices: dict[str, Choice] | None = None
-    """Option and devices of each module; None where there are none."""
+    """Option and devices of each module; None if there is no placement."""
 
 
 def find_placement(
@@ -53,15 +53,15 @@ def find_placement(
     Args:
         options: For each module of the stage, the options that meet the target alone.
         machine: Devices to place on.
-        target_ns: Latency that every module has to meet, in nanoseconds.
-        extras: The interference; None where there is none.
-        effort: Effort after which the search is given up.
+        target_ns: Latency that every module must meet, in nanoseconds.
+        extras: The interference, or None.
+        effort: Effort limit.
     """
-    from ortools.sat.python import cp_model  # 0.3 s to import; only searches need it
+    from ortools.sat.python import cp_model  # 0.3 s to import
 
     model, devices = cp_model.CpModel(), range(machine.num_devices)
     on: dict[tuple[str, DeploymentOption, int], Any] = {}
-    for name, own in options.items():  # one option for each module, on as many devices as its degree
+    for name, own in options.items():  # one option per module, on as many devices as its degree
         selected = [model.new_bool_var("") for _ in own]
         model.add_exactly_one(selected)
         for option, select in zip(own, selected, strict=True):
@@ -98,9 +98,9 @@ def _add_interference(
     target_ns: int,
     devices: Sequence[int],
 ) -> None:
-    """Paper Eq. 7, one implied linear constraint for each module, option and device.
+    """Adds paper Eq. 7: one implied linear constraint per module, option and device.
 
-    Options of a neighbour that disturb all others alike share one variable, so a constraint stays short.
+    Options of a neighbour that disturb all others equally share one variable, which keeps constraints short.
     """
     alike: dict[tuple[str, int], list[DeploymentOption]] = {}
     for name, own in options.items():

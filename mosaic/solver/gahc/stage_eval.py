@@ -1,11 +1,11 @@
 """StageEval: the shortest time in which the modules of one stage can run side by side (paper section 3.4, Eq. 4).
 
-The latency of a module is its forward and backward together, as in the paper, plus what it loses to
-the modules on its devices (Eq. 7). A stage takes as long as its slowest module.
+The latency of a module is its forward plus backward, as in the paper, plus the slowdown by the modules on its devices
+(Eq. 7). The latency of a stage is that of its slowest module.
 
-The target is bisected over the distinct latencies of the options. Without interference the optimum is one
-of them. With interference it lies between two of them, and bisection goes on there until the gap is
-within ``tolerance``; the latency that is returned is always one that the returned placement reaches.
+The target is bisected over the distinct latencies of the options. Without interference the optimum is one of them. With
+interference it lies between two of them, and bisection continues there until the gap is within ``tolerance``. The
+returned placement always reaches the returned latency.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from mosaic.solver.options import DeploymentOption, least_options
 from mosaic.solver.stage import Choice, Machine, StageResult
 
 _UNLIMITED_NS = 2**50
-"""A target that everything meets: thirteen days."""
+"""A target that every option meets: thirteen days."""
 
 
 class StageEvaluator:
-    """Evaluates stages of one graph on one machine; a result depends on nothing but the set of modules.
+    """Evaluates stages of one graph on one machine. A result depends only on the set of modules.
 
     Attributes:
-        countdown: Effort that is left.
-        num_unresolved: Placements that CP-SAT gave up at its limit. Their targets count as unmet, so the latency of
-            their stage may be above the optimum.
+        countdown: Remaining effort.
+        num_unresolved: Placements that CP-SAT abandoned at its limit. Their targets count as unmet, so the latency of
+    their stage may be above the optimum.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class StageEvaluator:
             options: Deployment options of every module; not empty.
             cost: Source of interference.
             machine: Devices to place on.
-            tolerance: Share of a latency within which the optimum is found where modules disturb each other.
-            countdown: Effort left; at 0 the best allocation so far is a stage's.
+            tolerance: Relative gap to the optimum if modules disturb each other.
+            countdown: Remaining effort; at 0 a stage gets the best allocation so far.
         """
         self.options = options
         self._machine = machine
@@ -61,7 +61,7 @@ class StageEvaluator:
         self.num_unresolved = 0
 
     def evaluate(self, names: Sequence[str]) -> StageResult | None:
-        """Returns the best allocation of a stage, or None where its modules do not fit side by side."""
+        """Returns the best allocation of a stage, or None if its modules do not fit side by side."""
         fastest = max(min(o.latency_ns for o in self.options[name]) for name in names)
         grid = sorted({o.latency_ns for name in names for o in self.options[name] if o.latency_ns >= fastest})
         best = self._probe(names, _UNLIMITED_NS)
@@ -80,10 +80,9 @@ class StageEvaluator:
         return best
 
     def can_meet(self, names: Sequence[str], target_ns: int) -> bool:
-        """Returns False only where no placement of a stage meets a target: a bound, quick and never wrong.
+        """Returns False only if no placement of a stage meets a target: a quick, safe bound.
 
-        Every module must keep an option that meets the target alone, and that leaves the others the least slots and
-        memory with which they can.
+        Every module needs an option that meets the target alone and leaves the others their least slots and memory.
         """
         slots = memory = 0
         for name in names:
@@ -124,7 +123,7 @@ class StageEvaluator:
         return None if answer.choices is None else self._result({name: answer.choices[name] for name in names})
 
     def _result(self, choices: Mapping[str, Choice]) -> StageResult:
-        """The stage of these choices; of a module's devices the one with the worst neighbours decides (Eq. 7)."""
+        """Returns the stage of these choices; the device with the worst neighbours decides (Eq. 7)."""
         result = StageResult(latency_ns=max(option.latency_ns for option, _ in choices.values()), choices=choices)
         if self._extras is None:
             return result

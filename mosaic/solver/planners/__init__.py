@@ -1,1 +1,1 @@
-"""The planners that Mosaic is compared with, under the same cost model: one file each, over waves of whole devices."""
+"""Planners to compare with, one file each, over waves of whole devices."""

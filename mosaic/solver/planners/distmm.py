@@ -1,19 +1,19 @@
-"""DistMM: parallel modules on disjoint whole devices, each with a number of its own, so that they end together.
+"""DistMM: parallel modules on disjoint whole devices, with degrees that make them end together.
 
 DistMM (Huang et al., NSDI 2024, https://www.usenix.org/conference/nsdi24/presentation/huang) has no public code, and
-its text was not at hand: only the abstract, public notes on its four parts, and Mosaic's section 2.2 (Fig. 3b). Its own
-balancer is therefore unknown. It gets the best plan of its stated space:
+its text was not available: sources are the abstract, public notes on its four parts, and Mosaic's section 2.2 (Fig.
+3b). Its own balancer is unknown, so this planner returns the best plan of its stated space:
 
 * modules that run at the same time have disjoint sets of whole devices, one set each;
-* each has a data-parallel degree of its own, any whole number that the cost model offers (*data load balancer*);
-* modules that depend on each other are in stages after each other; independent ones may share a stage whatever their
-  depth, and take several stages where they are more than the devices or where that is faster;
+* each has its own data-parallel degree, any that the cost model offers (*data load balancer*);
+* dependent modules are in successive stages; independent ones of any depth may share a stage, or take several if they
+  outnumber the devices or if that is faster;
 * a stage ends when its slowest forward, and in the backward its slowest backward, has ended: the *batch-sync* between
   the towers and a loss over the whole batch.
 
-That is the space of our exact search with one option a degree, the whole device (Algorithm 1 searches it where there
-are too many modules for that). Idle devices of a stage go to modules that gain from them. Tensor parallelism of a heavy
-tower and DistMM-Pipe are not here, since the cost model has data parallelism alone.
+That is the space of our exact search with one option per degree, the whole device (of Algorithm 1 for more modules).
+Idle devices of a stage go to modules that gain from them. Tensor parallelism of a heavy tower and DistMM-Pipe are left
+out, because the cost model has only data parallelism.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from mosaic.solver.task import Answer, Task
 
 
 class _Apart(RetimedCost):
-    """A cost model's times on whole devices, where no module has a neighbour."""
+    """A cost model's times on whole devices, without neighbours."""
 
     def __init__(self, base: Cost, widths: Mapping[str, Widths]) -> None:
         super().__init__(base)
@@ -48,16 +48,16 @@ class _Apart(RetimedCost):
 
 
 def plan(task: Task) -> Answer:
-    """Plans the fastest waves of all modules.
+    """Plans the fastest waves.
 
     Raises:
-        InfeasibleError: No plan of whole devices fits into memory, which is proven.
-        UndecidedError: None was found, and it is not proven that none exists.
+        InfeasibleError: It is proven that no plan of whole devices fits into memory.
+        UndecidedError: No plan was found, and it is not proven that none exists.
     """
     widths, machine = widths_of(task), task.machine
     options = {name: tuple(replace(o, quota=machine.num_slots) for o in own) for name, own in widths.items()}
     cost, limits = _Apart(task.cost, widths), task.search.limits
-    free = replace(machine, memory_bytes=0)  # each option fits alone, and shares no device
+    free = replace(machine, memory_bytes=0)  # options fit alone and share no device
     is_searched = why_not_exact(task.graph) is None
     if is_searched:
         stages = search_exactly(task.graph, options, cost=cost, machine=free, limits=limits).stages
@@ -79,7 +79,7 @@ def _waves(stages: Sequence[StageResult], widths: Mapping[str, Widths]) -> Waves
 
 
 def _with_idle(wave: Wave, widths: Mapping[str, Widths], num_devices: int) -> Wave:
-    """Gives idle devices to the slowest module that gains from them without getting slower in a phase."""
+    """Assigns idle devices to the slowest module that gains from them and is not slower in any phase."""
     chosen = {job.part.module: job.option for job in wave}
     while True:
         idle = num_devices - sum(option.degree for option in chosen.values())

@@ -1,7 +1,7 @@
-"""Megatron-LM: every module in turn, all at one data-parallel degree (Mosaic section 2.2, Fig. 3a).
+"""Megatron-LM: one module after the other at one data-parallel degree (Mosaic section 2.2, Fig. 3a).
 
-The best of all degrees is chosen, as by a person who tunes it. A module that cannot have that degree has the next lower
-one. ``plan_on_all`` is data-parallel training without a plan.
+The best degree is chosen, as if tuned by hand. A module without that degree gets the next lower one. ``plan_on_all`` is
+data-parallel training without a plan.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from mosaic.solver.task import Answer, Task
 
 
 def plan(task: Task) -> Answer:
-    """Plans the fastest degree that devices hold."""
+    """Plans the fastest degree that fits into memory."""
     degrees = sorted({option.degree for options in task.options.values() for option in options}, reverse=True)
     drafts = [_at(task, degree) for degree in degrees]
     return plan_waves(task, sorted(drafts, key=lambda waves: sum(job.option.latency_ns for (job,) in waves)))
 
 
 def plan_on_all(task: Task) -> Answer:
-    """Plans every module at the largest degree that it can have."""
+    """Plans every module at its largest degree."""
     return plan_waves(task, [_at(task, task.machine.num_devices)])
 
 

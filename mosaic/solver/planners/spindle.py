@@ -1,21 +1,20 @@
-"""Spindle: modules cut into equal operators, spread over waves so that all that run in parallel end together.
+"""Spindle: modules cut into equal operators, sliced over waves in which all end together.
 
 Spindle (ASPLOS 2025, arXiv 2409.03365), sections 3.1 to 3.4 and appendix B, in the order of this file:
 
 1. levels of MetaOps;
-2. the continuous optimum of a level: with devices and operators as real numbers all MetaOps start and end together
-   (malleable project scheduling), and bisection finds that end;
-3. two whole numbers of devices for each MetaOp (bi-point discretisation);
-4. wavefront scheduling: waves filled greedily, longer runs sliced to the shortest one's end.
+2. the continuous optimum of a level: with real numbers of devices and operators, all MetaOps start and end together
+   (malleable project scheduling); bisection finds the end;
+3. two integer numbers of devices per MetaOp (bi-point discretisation);
+4. wavefront scheduling: waves filled greedily, longer slices cut at the end of the shortest.
 
-Between two degrees the speed-up s(n) = T(1) / T(n) is linear, with s(0) = 0, as in the authors' released planner; it
-alone gives the paper's own example (8.4 and 3.6 of 12 operators). *Ours*: a MetaOp is one module, a chain of as many
-equal operators as it has layers (``SearchOptions.layers``): chains of equal modules, which the paper contracts, are one
-module in Mosaic; degrees that do not pay are dropped, since the theorem of section 3.3 needs times that fall;
-levels are by longest path, since breadth-first depth (section 3.1) puts C beside B for A -> B -> C with A -> C. Where
-the paper names no rule for a wave, the released planner's holds (most devices first, then longest, whatever still
-fits); *extend, then align* is the paper's order. Placement (section 3.5) has no price in the cost model and is
-consecutive devices here.
+Between two degrees the speed-up s(n) = T(1) / T(n) is linear, with s(0) = 0, as in the authors' released planner; only
+this gives the paper's example (8.4 and 3.6 of 12 operators). *Ours*: a MetaOp is one module, a chain of as many equal
+operators as it has layers (``SearchOptions.layers``). Degrees without speed-up are dropped, because the theorem of
+section 3.3 needs decreasing times. Levels are longest paths, because breadth-first depth (section 3.1) puts C beside B
+for A -> B -> C with A -> C. Where the paper has no rule for a wave, the released planner's applies (most devices first,
+then longest); *extend, then align* is the paper's order. Placement (section 3.5) has no cost in the model; devices are
+consecutive.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from mosaic.solver.planners.waves import Job, Wave, Widths, plan_waves, widths_o
 from mosaic.solver.task import Answer, Task
 
 _TOLERANCE = 1e-9
-"""Relative; within it a number of devices counts as whole, and the bisection ends (the paper's epsilon)."""
+"""Relative tolerance of the bisection and of integer numbers of devices (the paper's epsilon)."""
 
 
 def plan(task: Task) -> Answer:
-    """Plans the waves of every level in turn; the backward pass takes them in reverse."""
+    """Plans the waves of the levels in order; the backward pass runs them in reverse."""
     widths, layers = widths_of(task), task.search.layers
     waves = [
         wave
@@ -49,7 +48,7 @@ def _waves_of_level(names: Sequence[str], widths: Sequence[Widths], layers: int,
     slices = []
     for index, (metaop, share) in enumerate(zip(metaops, devices, strict=True)):
         (degree, operators), *rest = two_points(metaop, share, end)
-        count = round(operators)  # the second tuple takes the other operators
+        count = round(operators)  # the second tuple gets the other operators
         slices.append(Slice(metaop=index, degree=degree, count=count))
         slices += [Slice(metaop=index, degree=other, count=layers - count) for other, _ in rest]
     done = [0] * len(names)
@@ -66,18 +65,18 @@ def _waves_of_level(names: Sequence[str], widths: Sequence[Widths], layers: int,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetaOp:
-    """A chain of equal operators, and how one of them scales over devices."""
+    """A chain of equal operators, and the scaling of one operator over devices."""
 
     degrees: tuple[int, ...]
-    """Numbers of devices that it may have, rising."""
+    """Possible numbers of devices, increasing."""
     times: tuple[float, ...]
-    """T(n): time of one operator at each of them, falling; in any one unit."""
+    """T(n): time of one operator at each, decreasing; in any unit."""
     num_operators: int
-    """L, its operators."""
+    """L, the number of operators."""
 
     @classmethod
     def of(cls, widths: Widths, num_layers: int) -> MetaOp:
-        """Returns a module's layers: each takes its share of forward and backward, in nanoseconds."""
+        """Returns a module's layers, with equal shares of forward and backward in nanoseconds."""
         falling: dict[int, float] = {}
         for option in widths:
             time = option.latency_ns / num_layers
@@ -90,29 +89,29 @@ class MetaOp:
         return self.times[self.degrees.index(degree)]
 
     def devices_for(self, time: float) -> float:
-        """Returns the real number of devices with which one operator takes ``time`` (``Find_Inverse_Value``).
+        """Returns the real number of devices at which one operator takes ``time`` (``Find_Inverse_Value``).
 
-        Below the least time that it can have, that is the largest degree.
+        Below its least time, this is the largest degree.
         """
-        if time >= self.times[0]:  # s(0) = 0: time shared, as a part of the first degree
+        if time >= self.times[0]:  # s(0) = 0: a time share of the first degree
             return self.degrees[0] * self.times[0] / time
-        # times fall: the first one that is at most `time`
+        # times decrease: the first one that is at most `time`
         above = min(bisect_left(self.times, -time, key=lambda value: -value), len(self.times) - 1)
         low, high = self.times[above - 1] if above else self.times[0], self.times[above]
         if time <= high or not above:
             return float(self.degrees[above])
-        # part of the way from s(n_low) = 1/low to s(n_high) = 1/high, in units of T(1)
+        # interpolates between s(n_low) = 1/low and s(n_high) = 1/high, in units of T(1)
         part = (1 / time - 1 / low) / (1 / high - 1 / low) if high > 0 else 0.0
         return self.degrees[above - 1] + (self.degrees[above] - self.degrees[above - 1]) * part
 
 
 def continuous_optimum(metaops: Sequence[MetaOp], num_devices: int) -> tuple[float, tuple[float, ...]]:
-    """Returns C*, the least time in which all MetaOps end together, and the devices that each has until then.
+    """Returns C*, the least time at which all MetaOps end together, and the devices of each.
 
     Appendix B, Algorithm 2 (line 6's sum is the one over n_m). Units are those of the MetaOps' times.
 
     Args:
-        metaops: At least one; none has a degree above ``num_devices``.
+        metaops: At least one; no degree exceeds ``num_devices``.
         num_devices: N.
     """
 
@@ -136,11 +135,11 @@ def continuous_optimum(metaops: Sequence[MetaOp], num_devices: int) -> tuple[flo
 
 
 def two_points(metaop: MetaOp, devices: float, end: float) -> tuple[tuple[int, float], ...]:
-    """Splits a MetaOp with a real number of devices into one tuple below and one above, that together take ``end``.
+    """Splits a MetaOp with a real number of devices into one tuple below and one above; together they take ``end``.
 
-    Section 3.3's bi-point discretisation, as devices n and operators l, which are not yet rounded:
+    Section 3.3's bi-point discretisation, as devices n and operators l, before rounding:
     l_high + l_low = L and T(n_high) l_high + T(n_low) l_low = C*.
-    Below the first degree, n_low = 0 stands for idling and only the other tuple is left.
+    Below the first degree, n_low = 0 is idle time, and only the other tuple remains.
     """
     for degree in metaop.degrees:
         if abs(devices - degree) <= _TOLERANCE * degree * 10:
@@ -168,12 +167,12 @@ class Slice:
 
 
 def schedule_level(metaops: Sequence[MetaOp], remaining: list[Slice], num_devices: int) -> list[list[Slice]]:
-    """Cuts the slices of a level into waves, at most one of a MetaOp in each.
+    """Cuts the slices of a level into waves with at most one slice of each MetaOp.
 
-    Each wave uses up at least one slice, so there are no more waves than slices.
+    Each wave completes at least one slice, so there are at most as many waves as slices.
 
     Args:
-        metaops: MetaOps of the level, which do not depend on each other.
+        metaops: The independent MetaOps of the level.
         remaining: Their rounded tuples.
         num_devices: N; no slice has more.
     """
@@ -183,7 +182,7 @@ def schedule_level(metaops: Sequence[MetaOp], remaining: list[Slice], num_device
         aligned = _align(_extend(proposed, metaops, num_devices), metaops)
         for before, after in zip(proposed, aligned, strict=True):
             remaining.remove(before)
-            if after.count < before.count:  # the rest keeps its own number of devices
+            if after.count < before.count:  # the remainder keeps its own number of devices
                 remaining.append(replace(before, count=before.count - after.count))
         waves.append(aligned)
     return _join(waves)
@@ -194,7 +193,7 @@ def _length(piece: Slice, metaops: Sequence[MetaOp]) -> float:
 
 
 def _propose(remaining: Sequence[Slice], metaops: Sequence[MetaOp], num_devices: int) -> list[Slice]:
-    """Takes what needs most devices first, then what takes longest, while it fits."""
+    """Takes slices that fit: most devices first, then the longest."""
     chosen: list[Slice] = []
     free = num_devices
     for piece in sorted(remaining, key=lambda each: (-each.degree, -_length(each, metaops), each.metaop)):
@@ -205,7 +204,7 @@ def _propose(remaining: Sequence[Slice], metaops: Sequence[MetaOp], num_devices:
 
 
 def _extend(chosen: Sequence[Slice], metaops: Sequence[MetaOp], num_devices: int) -> list[Slice]:
-    """Raises one slice at a time to its next degree, the longest that has room first."""
+    """Raises one slice at a time to its next degree, the longest with room first."""
     wave = list(chosen)
     while True:
         free = num_devices - sum(piece.degree for piece in wave)
@@ -230,7 +229,7 @@ def _align(wave: Sequence[Slice], metaops: Sequence[MetaOp]) -> list[Slice]:
 
 
 def _join(waves: Sequence[list[Slice]]) -> list[list[Slice]]:
-    """Joins neighbouring waves with the same MetaOps on the same numbers of devices."""
+    """Joins successive waves with the same MetaOps on the same numbers of devices."""
     joined: list[list[Slice]] = []
     for wave in waves:
         ordered = sorted(wave, key=lambda piece: piece.metaop)

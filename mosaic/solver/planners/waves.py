@@ -1,4 +1,4 @@
-"""Planners of whole devices: waves of jobs, their devices, and the plan that they become.
+"""Planners of whole devices: waves of jobs, their devices, and their plan.
 
 A wave runs jobs at the same time on disjoint whole devices and ends when its slowest job does; it is a stage ::
 
@@ -22,7 +22,7 @@ from mosaic.solver.stage import Machine, StageResult
 from mosaic.solver.task import Answer, Task
 
 Widths = tuple[DeploymentOption, ...]
-"""Ways to deploy one module on whole devices, by rising degree."""
+"""Ways to deploy one module on whole devices, by increasing degree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Job:
     """The deployment of the whole module."""
 
     def as_option(self, machine: Machine) -> DeploymentOption:
-        """Returns the job as one option: a slice keeps its share and works with as much as its whole module."""
+        """Returns the job as one option: a slice holds its share, with the workspace of its whole module."""
         kept_bytes = -(-self.option.kept_bytes * self.part.count // self.part.total)
         return DeploymentOption(
             degree=self.option.degree,
@@ -59,7 +59,7 @@ def whole_job(name: str, option: DeploymentOption) -> Job:
 
 
 def widths_of(task: Task) -> dict[str, Widths]:
-    """Returns the whole-device options of each module: for each degree the one that holds most of its devices."""
+    """Returns the whole-device options of each module: for each degree the largest quota."""
     return {
         name: tuple({o.degree: o for o in sorted(options, key=lambda o: (o.degree, o.quota))}.values())
         for name, options in task.options.items()
@@ -67,12 +67,12 @@ def widths_of(task: Task) -> dict[str, Widths]:
 
 
 def plan_waves(task: Task, drafts: Iterable[Waves]) -> Answer:
-    """Plans the first of several drafts, the best first, that devices hold over the whole step.
+    """Plans the first of several drafts (best first) that fits into memory over the whole step.
 
-    Jobs share no device, so no interference is in their times. A part's time is its share of the module's time.
+    Jobs do not share devices, so their times have no interference. A slice takes its share of the module's time.
 
     Raises:
-        UndecidedError: No devices were found that hold one of the drafts.
+        UndecidedError: No devices were found for any of the drafts.
     """
     for waves in drafts:
         devices = _find_devices(task, waves)
@@ -80,15 +80,15 @@ def plan_waves(task: Task, drafts: Iterable[Waves]) -> Answer:
             return answer_of(task, waves, devices)
     machine = task.machine
     raise UndecidedError(
-        f"no devices were found that hold what {task.method} plans, and it is not proven that it has no other plan: "
-        f"{machine.num_devices} devices of {machine.memory_bytes:,} bytes have to hold what modules keep across waves, "
-        "and it does not choose degrees by memory; use more devices or a smaller batch, or the exact search, which "
-        "chooses degrees by memory"
+        f"no devices were found for the plan of {task.method}, and it is not proven that none exist: "
+        f"{machine.num_devices} devices of {machine.memory_bytes:,} bytes must hold modules' memory across waves, "
+        "and it ignores memory in its choice of degrees; use more devices, a smaller batch, or method "
+        "'exact'"
     )
 
 
 def _find_devices(task: Task, waves: Waves) -> Devices | None:
-    """Consecutive devices for the jobs of a wave; others where those do not hold what jobs keep."""
+    """Returns consecutive devices for the jobs of a wave, or others if those do not fit into memory."""
     machine = task.machine
     stages = []
     for number, wave in enumerate(waves):

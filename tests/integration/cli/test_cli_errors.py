@@ -36,7 +36,7 @@ WRONG = [
     (2, "plan --model {FILE}:make --device h100-80g --gpus 0", "gpus=0"),
     (2, "plan --model {FILE}:make --gpus 100000000000", "gpus=100000000000; use 1 to 4096"),
     (2, "plan --model {FILE}:make --device h100-80g --time-limit -1", "effort=-1"),
-    (2, "plan profile.json --dtype bfloat16", "give --model instead of the file, or leave --dtype out"),
+    (2, "plan profile.json --dtype bfloat16", "pass --model instead of the file, or leave out --dtype"),
     (2, "plan --model {FILE}:make --picture plan.jpg", "ends in '.jpg'; use .png or .svg"),
     (1, "plan absent.json", "cannot read absent.json"),
     (1, "plan /dev/zero", "cannot read /dev/zero: it is not a regular file"),

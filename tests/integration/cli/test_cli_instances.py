@@ -50,7 +50,7 @@ def test_a_plan_of_an_instance_is_proven(file, capsys):
     printed = " ".join(capsys.readouterr().out.split())
     assert "proven" in printed
     assert run(["plan", str(file), "--explain-gain"]) == 2
-    assert "has only times: give --model" in " ".join(capsys.readouterr().err.split())
+    assert "has only times: pass --model" in " ".join(capsys.readouterr().err.split())
 
 
 def test_no_plan_is_exit_code_3_with_the_reasons_and_no_file(file, capsys):

@@ -43,4 +43,4 @@ def test_a_model_of_hugging_face_of_any_size_is_counted_on_the_meta_device(
     assert run(["plan", "--pipeline", "4", "--model", f"{tmp_path / 'large.py'}:make", *asked]) == 0  # 4,096 GPUs
     printed = " ".join(capsys.readouterr().out.split())
     assert load(PipelineSchedule, output).num_microbatches == 8
-    assert "sums of gradients over 128 ranks" in printed
+    assert "gradient reduction over 128 ranks" in printed

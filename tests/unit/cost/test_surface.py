@@ -30,9 +30,9 @@ def test_a_surface_is_exact_between_the_samples_of_a_simple_law(law, sampled: tu
 @pytest.mark.parametrize(
     ("degree", "quota", "says"),
     [
-        (1, 8, r"quota of 8 slots lies outside the sampled quotas 2, 4 .*profile more"),
+        (1, 8, r"quota of 8 slots is outside the sampled quotas 2, 4 .*profile more"),
         (1, 1, "quota of 1 slots"),
-        (8, 2, "degree 8 lies outside the sampled degrees 1, 4; profile it"),
+        (8, 2, "degree 8 is outside the sampled degrees 1, 4; profile it"),
         (3, 4, "of degree 4"),
     ],
 )

@@ -13,11 +13,11 @@ from mosaic.solver.options import all_options
 from mosaic.solver.stage import Machine
 
 
-def test_algorithm_1_keeps_to_its_time_and_says_that_it_was_ended(caplog: pytest.LogCaptureFixture) -> None:
+def test_algorithm_1_keeps_to_its_time_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     profile = profile_of(dict.fromkeys("abcd", flat(5)), num_slots=4)
     plan = plan_of(profile, limits=SearchLimits(effort=0))
     assert [stage.names for stage in plan.stages] == [("a",), ("b",), ("c",), ("d",)]
-    assert "Algorithm 1 was ended by its limits (effort 0)" in caplog.text
+    assert "Algorithm 1 reached its limit (effort 0)" in caplog.text
 
 
 @pytest.mark.parametrize(
