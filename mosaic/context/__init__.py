@@ -1,6 +1,6 @@
-"""Long sequences split over ranks by the work of their attention: masks, tiles, assignment of blocks. No torch.
+"""Plans attention of long sequences over ranks: masks, tiles, assignment of blocks. Needs no torch.
 
-``mosaic.context.attention`` runs these plans, and needs torch.
+``mosaic.context.attention`` runs these plans and needs torch.
 """
 
 from mosaic.context.distribute import CONTEXT_METHODS, Distribution, distribute

@@ -1,6 +1,6 @@
-"""Assignment of the blocks of a sequence to ranks: one table of methods.
+"""The table of load balancers, which assign the blocks of a sequence to ranks.
 
-Every rank computes the same distribution from the mask, without communication.
+Every rank computes the same assignment from the mask, without communication.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from mosaic.context.tiles import Work
 from mosaic.errors import unknown
 
 RankOf = npt.NDArray[np.int32]
-"""The rank of each block, or of each chunk of them."""
+"""The rank of each block or chunk."""
 
 IMBALANCE_KEPT = 1.01
-"""Largest ratio of the highest load to the mean that coarse chunks may have to save bytes."""
+"""Maximum imbalance (largest over mean load) of coarse chunks, which save bytes."""
 FINENESS = 10_000
-"""Ranks trade until the highest load is within this part of the mean."""
+"""Ranks trade until the largest load is within this share of the mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Distribution:
-    """Assignment of blocks to ranks, each of which has at least one."""
+    """Assignment of blocks to ranks, at least one per rank."""
 
     rank_of: RankOf
     """Rank of each block; shape (blocks,)."""
     ranks: int
     chunk: int
-    """Blocks assigned together."""
+    """Number of blocks assigned together."""
     method: str
     """Name in ``CONTEXT_METHODS``."""
 
@@ -43,7 +43,7 @@ class Distribution:
 
     @property
     def slots(self) -> int:
-        """Blocks of the rank with most, the size of every rank's tensors."""
+        """Largest number of blocks of a rank, the size of all ranks' tensors."""
         return int(np.bincount(self.rank_of, minlength=self.ranks).max())
 
     def sums(self, work: Work) -> npt.NDArray[np.int64]:
@@ -51,14 +51,14 @@ class Distribution:
         return sums_by_rank(work, self.rank_of, self.ranks)
 
     def imbalance(self, work: Work) -> float:
-        """Returns the highest load over the mean, 1 without work."""
+        """Returns the largest load over the mean; 1 without work."""
         sums = self.sums(work)
         total = int(sums.sum())
         return int(sums.max()) * self.ranks / total if total else 1.0
 
 
 def longest_first(work: Work, ranks: int, seed: int) -> RankOf:
-    """Assigns the largest piece first to the rank with the least load, with equal counts; then trades pieces."""
+    """Assigns the largest piece first to the rank with the least load, with equal counts, then trades pieces."""
     assigned = _search.longest_first(work, ranks=ranks, cap=math.ceil(len(work) / ranks))
     return _search.traded(work, assigned, ranks=ranks, fineness=FINENESS)
 
@@ -71,7 +71,7 @@ def ring(work: Work, ranks: int, seed: int) -> RankOf:
 def headtail(work: Work, ranks: int, seed: int) -> RankOf:
     """Assigns each rank a contiguous range from the front and its mirror from the back.
 
-    With fewer blocks than ranges the last ranges are empty, and every rank still has a block.
+    With fewer blocks than ranges the last ranges are empty, but every rank has a block.
     """
     count = len(work)
     stretch = np.arange(count, dtype=np.int32) if count < 2 * ranks else ring(work, 2 * ranks, seed)
@@ -79,8 +79,8 @@ def headtail(work: Work, ranks: int, seed: int) -> RankOf:
 
 
 def random(work: Work, ranks: int, seed: int) -> RankOf:
-    """Assigns random blocks, as many to each rank (section 5.3)."""
-    order = np.random.RandomState(seed).permutation(len(work))  # the same in every version of numpy
+    """Assigns random blocks, the same number to each rank (section 5.3)."""
+    order = np.random.RandomState(seed).permutation(len(work))  # stable across versions of numpy
     rank_of = np.empty(len(order), np.int32)
     rank_of[order] = np.arange(len(order)) % ranks
     return rank_of
@@ -93,15 +93,15 @@ class ContextMethod:
     name: str
     description: str
     share: Callable[[Work, int, int], RankOf]
-    """Assigns each piece of work a rank, given the number of ranks and a seed."""
+    """Maps work per piece, number of ranks and seed to a rank per piece."""
 
 
-_LPT = "longest first with equal counts, then trades; the coarsest chunks that keep ranks even"
+_LPT = "longest first with equal counts, then trades; the coarsest balanced chunks"
 _ALL = (
     ContextMethod(name="lpt", description=_LPT, share=longest_first),
-    ContextMethod(name="headtail", description="a stretch from the front and its mirror from the back", share=headtail),
-    ContextMethod(name="ring", description="a stretch each", share=ring),
-    ContextMethod(name="random", description="blocks drawn, equal counts", share=random),
+    ContextMethod(name="headtail", description="a range from the front and its mirror from the back", share=headtail),
+    ContextMethod(name="ring", description="one range per rank", share=ring),
+    ContextMethod(name="random", description="random blocks with equal counts", share=random),
 )
 
 CONTEXT_METHODS = {method.name: method for method in _ALL}
@@ -110,14 +110,14 @@ CONTEXT_METHODS = {method.name: method for method in _ALL}
 def distribute(
     work: npt.ArrayLike, ranks: int, method: str = "lpt", *, chunk: int | None = None, seed: int = 0
 ) -> Distribution:
-    """Assigns blocks to ranks; the same input gives the same distribution on any machine.
+    """Assigns blocks to ranks; the result is the same on any machine.
 
     Args:
-        work: Work of each block: visible pairs, or another whole number; shape (blocks,).
-        ranks: Ranks of the context group.
+        work: Work of each block, such as visible pairs; integers of shape (blocks,).
+        ranks: Size of the context group.
         method: Name in ``CONTEXT_METHODS``.
-        chunk: Blocks assigned together; ranks with coarse chunks see fewer blocks of others. None: the largest
-            power of two that costs no padding and keeps the imbalance at 1.01 for ``lpt``, 1 for others.
+        chunk: Blocks assigned together; with coarse chunks ranks read fewer remote blocks. None: for ``lpt`` the
+            largest power of two without padding and with an imbalance of at most 1.01, otherwise 1.
         seed: Seed of random methods.
 
     Raises:
@@ -125,7 +125,7 @@ def distribute(
     """
     loads = np.asarray(work)
     if loads.size and (loads.ndim != 1 or loads.dtype.kind not in "iu" or loads.min() < 0):
-        raise ValueError(f"work has {loads.dtype} from {loads.min()} on; give one whole number >= 0 a block")
+        raise ValueError(f"work is {loads.dtype} with minimum {loads.min()}; pass one integer of 0 or more per block")
     loads = np.ascontiguousarray(loads, np.int64)
     if method not in CONTEXT_METHODS:
         raise ValueError(unknown("method", method, CONTEXT_METHODS))
@@ -135,7 +135,7 @@ def distribute(
             "or more tokens"
         )
     chunks = _chunks(len(loads), ranks) if chunk is None and method == "lpt" else (chunk or 1,)
-    for size in chunks:  # from coarse to fine; the last always counts
+    for size in chunks:  # from coarse to fine; the last one is always accepted
         sums = np.add.reduceat(loads, np.arange(0, len(loads), size)) if size > 1 else loads
         rank_of = np.repeat(CONTEXT_METHODS[method].share(sums, ranks, seed), size)[: len(loads)]
         distribution = Distribution(rank_of=rank_of, ranks=ranks, chunk=size, method=method)
@@ -145,14 +145,14 @@ def distribute(
 
 
 def sums_by_rank(work: Work, rank_of: RankOf, ranks: int) -> npt.NDArray[np.int64]:
-    """Returns the work of each rank, in whole numbers; shape (ranks,)."""
+    """Returns the work of each rank, integers of shape (ranks,)."""
     sums = np.zeros(ranks, np.int64)
     np.add.at(sums, rank_of, work)
     return sums
 
 
 def _chunks(blocks: int, ranks: int) -> tuple[int, ...]:
-    """Returns the chunk sizes that need no more padding than single blocks, from coarse to fine."""
+    """Returns the chunk sizes without extra padding, from coarse to fine."""
     slots = math.ceil(blocks / ranks)
     sizes = [1 << power for power in range(slots.bit_length())]
     return tuple(size for size in reversed(sizes) if math.ceil(math.ceil(blocks / size) / ranks) * size == slots)

@@ -1,4 +1,4 @@
-"""Assignment of whole images, or other items of an encoder, to the ranks of a sequence."""
+"""Assigns whole images, or other items of an encoder, to the ranks of a sequence."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ItemShare:
     """Assignment of items to ranks, and the places of their gathered rows."""
 
     rank_of: tuple[int, ...]
-    """Rank of each item, in the order of the sequence; a rank may have none."""
+    """Rank of each item, in sequence order; a rank may have none."""
     rows: tuple[int, ...]
-    """Encoder outputs of each item: its tokens in the sequence."""
+    """Number of encoder outputs of each item, its tokens in the sequence."""
     ranks: int
 
     def items_of(self, rank: int) -> tuple[int, ...]:
@@ -33,11 +33,11 @@ class ItemShare:
 
     @property
     def room(self) -> int:
-        """Rows of the rank with most, the size of each rank's part of the gathered rows."""
+        """Largest number of rows of a rank, the size of each rank's part of the gathered rows."""
         return max(map(self.rows_of, range(self.ranks)))
 
     def order(self) -> npt.NDArray[np.int64]:
-        """Returns the place of each row, in the order of items, among the gathered rows of all ranks."""
+        """Returns the place of each row, in item order, among the gathered rows of all ranks."""
         order = np.empty(sum(self.rows), np.int64)
         for rank in range(self.ranks):
             own = self.places_of(rank)
@@ -46,9 +46,9 @@ class ItemShare:
 
 
 def share_items(rows: Sequence[int], ranks: int) -> ItemShare:
-    """Assigns items of some rows to ranks, the largest first to the rank with the least load; the same everywhere."""
+    """Assigns items to ranks, the largest first to the rank with the fewest rows; the same result on all ranks."""
     if ranks < 1 or min(rows, default=0) < 0:
-        raise ValueError(f"items of {list(rows)} rows for {ranks} ranks; use rows >= 0, and 1 rank or more")
+        raise ValueError(f"items of {list(rows)} rows for {ranks} ranks; use rows of 0 or more and at least 1 rank")
     if not rows:
         return ItemShare(rank_of=(), rows=(), ranks=ranks)
     owners = _search.longest_first(np.array(rows, np.int64), ranks=ranks, cap=len(rows))

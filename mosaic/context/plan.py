@@ -1,4 +1,4 @@
-"""The plan of one sequence's attention over ranks: each one's computation and communication. Needs no torch."""
+"""The plan of one sequence's attention over ranks: computation and communication of each rank. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from mosaic.context.tiles import MaskBlocks, Tiles, Work
 from mosaic.context.words import MaskWords
 
 MAX_TILED_BLOCKS = 1024
-"""Most blocks of a sequence whose tiles are counted, in a few milliseconds."""
+"""Maximum number of blocks for counting tiles, which takes a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ContextPlan:
     """Assignment of blocks to ranks, the places of their tokens, and the keys and values that each rank needs.
 
-    A rank's blocks lie in the order of the sequence, and all ranks have as many places. A rank with fewer blocks than
-    another ends with empty places, and so does the last block of a sequence if it is short.
+    A rank's blocks are in sequence order, and all ranks have the same number of places. A rank with fewer blocks ends
+    with empty places, as does a short last block.
     """
 
     blocks: MaskBlocks
@@ -32,7 +32,7 @@ class ContextPlan:
     """Balanced load of each block: its visible pairs, or those of its whole tiles."""
     distribution: Distribution
     windows: tuple[int | None, ...] = (None,)
-    """Sliding window of each layer; others may be used, too."""
+    """Sliding window of each layer; others are also allowed."""
 
     @property
     def mask(self) -> MaskWords:
@@ -44,11 +44,11 @@ class ContextPlan:
 
     @property
     def local_tokens(self) -> int:
-        """Places of each rank, empty ones included."""
+        """Number of places of each rank, including empty ones."""
         return self.distribution.slots * self.blocks.block
 
     def windowed(self, window: int | None) -> ContextPlan:
-        """Returns the plan of layers with a sliding window over the same distribution."""
+        """Returns the plan of layers with a sliding window, with the same assignment."""
         if window is None or window >= self.mask.num_tokens:
             return self
         return replace(self, blocks=replace(self.blocks, window=window))
@@ -76,7 +76,7 @@ class ContextPlan:
 
     @property
     def loads(self) -> npt.NDArray[np.int64]:
-        """Balanced load of each rank, proportional to its time; shape (ranks,)."""
+        """Balanced load of each rank; shape (ranks,)."""
         return self.distribution.sums(self.load)
 
     @property
@@ -84,7 +84,7 @@ class ContextPlan:
         return self.distribution.imbalance(self.load)
 
     def tiles(self, rank: int) -> Tiles:
-        """Returns the tiles of a rank, a row for each of its blocks, columns as blocks of the sequence."""
+        """Returns the tiles of a rank: a row per block of the rank, a column per block of the sequence."""
         return self.blocks.tiles(self.distribution.blocks_of(rank))
 
     def needed(self) -> npt.NDArray[np.bool_]:
@@ -92,7 +92,7 @@ class ContextPlan:
         return np.stack([self.blocks.seen(self.distribution.blocks_of(rank)) for rank in range(self.ranks)])
 
     def received_blocks(self, needed: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.int64]:
-        """Returns the remote blocks that each rank receives, of ``needed()`` or else of all; shape (ranks,)."""
+        """Returns the number of remote blocks that each rank receives, by default of all; shape (ranks,)."""
         if needed is None:
             return np.full(self.ranks, (self.ranks - 1) * self.distribution.slots)
         remote = self.distribution.rank_of[None, :] != np.arange(self.ranks)[:, None]
@@ -100,7 +100,7 @@ class ContextPlan:
         return received
 
     def digest(self) -> str:
-        """Returns a hash of mask, block and distribution, equal for equal plans only."""
+        """Returns a hash of mask, block size and assignment."""
         sha = hashlib.sha256(f"{self.blocks.block} {self.ranks} ".encode())
         sha.update(self.mask.words.data)
         sha.update(self.mask.documents.data)
@@ -117,18 +117,18 @@ def plan_context(
     seed: int = 0,
     windows: Sequence[int | None] = (None,),
 ) -> ContextPlan:
-    """Plans the attention of a sequence; every rank that calls it gets the same plan.
+    """Plans the attention of a sequence; the same on every rank.
 
-    The balanced load is the pairs of whole tiles, which a kernel computes, up to 1,024 blocks. Beyond, it is visible
-    pairs, which are quicker to count and differ little in long sequences.
+    Up to 1,024 blocks the balanced load is pairs of whole tiles, which a kernel computes. For more blocks it is visible
+    pairs, which are faster to count and differ little.
 
     Args:
         mask: The attention mask.
-        ranks: Ranks of the context group.
-        block: Tokens of a block: the tile of the kernel, or a multiple.
+        ranks: Size of the context group.
+        block: Tokens per block, a multiple of the kernel's tile.
         method: Name in ``CONTEXT_METHODS``.
         seed: Seed of random methods.
-        windows: Sliding window of each layer, None for layers without one, whose loads are summed; see
+        windows: Sliding window of each layer (None without one), whose loads are summed; see
             ``mosaic.context.attention.layer_windows``.
 
     Raises:
@@ -145,18 +145,18 @@ def plan_context(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSettings:
-    """Ranks that share each sequence of a pipeline's language model."""
+    """Context parallelism of a pipeline's language model."""
 
     ranks: int
     mask: Callable[[Mapping[str, Any]], MaskWords]
-    """Returns the mask of a microbatch, equal for all rows, such as
-    ``lambda microbatch: causal(microbatch["input_ids"].shape[1])``; ``Pipeline.ahead`` calls it in a thread."""
+    """Returns the mask of a microbatch, common to all rows, such as ``lambda microbatch:
+    causal(microbatch["input_ids"].shape[1])``; ``Pipeline.ahead`` calls it in a thread."""
     method: str = "lpt"
     """Name in ``CONTEXT_METHODS``."""
     block: int = 128
-    """Tokens of a block."""
+    """Tokens per block."""
     windows: tuple[int | None, ...] | None = None
-    """Sliding window of each layer, for the balance; None: those of the language model."""
+    """Sliding window of each layer, for load balancing; None: the language model's."""
 
     def __post_init__(self) -> None:
         for name in ("ranks", "block"):
@@ -164,6 +164,6 @@ class ContextSettings:
                 raise ValueError(f"{name}={getattr(self, name)}; use 1 or more")
 
     def plan(self, microbatch: Mapping[str, Any]) -> ContextPlan:
-        """Plans a microbatch's attention; ValueError if its sequence has fewer blocks than ranks."""
+        """Plans a microbatch's attention; raises ValueError if its sequence has fewer blocks than ranks."""
         windows = self.windows or (None,)
         return plan_context(self.mask(microbatch), self.ranks, block=self.block, method=self.method, windows=windows)

@@ -1,6 +1,6 @@
-"""A mask in blocks of tokens: the work of each block, and the tiles of the matrix with visible pairs.
+"""The work of blocks of tokens under a mask, and the tiles with visible pairs.
 
-Both follow from runs of equal tokens, prefix counts and interval arithmetic, without a matrix.
+Computed from runs of equal tokens, prefix counts and interval arithmetic, without the full matrix.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Work = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tiles:
-    """Tiles with a visible pair, row by row: those of row i from ``offsets[i]`` to ``offsets[i + 1]``."""
+    """Tiles with a visible pair by row: those of row i are ``offsets[i]`` to ``offsets[i + 1]``."""
 
     offsets: npt.NDArray[np.int64]
     """Shape (rows + 1,)."""
     columns: npt.NDArray[np.int32]
-    """Block of keys of each tile; ascending within a row of queries."""
+    """Key block of each tile; ascending within a row."""
     is_full: npt.NDArray[np.uint8]
     """1 if every query of the tile sees every key."""
 
@@ -41,19 +41,19 @@ class MaskBlocks:
 
     mask: MaskWords
     block: int = 128
-    """Tokens of a block, of queries and of keys; a multiple of the kernel's tile."""
+    """Tokens per block of queries and of keys; a multiple of the kernel's tile."""
     window: int | None = None
     """Tokens of a sliding window; see ``MaskWords.sees``."""
     runs: _search.MaskRuns = field(init=False, repr=False)
-    """The mask in runs, for the extension."""
+    """The mask as runs, for the extension."""
 
     def __post_init__(self) -> None:
         if self.block < 1:
-            raise ValueError(f"block={self.block}; a block has 1 token or more, 128 for compiled FlexAttention")
+            raise ValueError(f"block={self.block}; use 1 token or more, 128 for compiled FlexAttention")
         object.__setattr__(self, "runs", _search.MaskRuns(self.mask.words, self.mask.documents))
 
     def __reduce__(self) -> tuple[Callable[[], MaskBlocks], tuple[()]]:
-        """Pickles the mask, for a loader's workers; the other process computes the runs again."""
+        """Pickles the mask, for a loader's workers; unpickling recomputes the runs."""
         return partial(MaskBlocks, mask=self.mask, block=self.block, window=self.window), ()
 
     @property
@@ -61,15 +61,15 @@ class MaskBlocks:
         return -(-self.mask.num_tokens // self.block)
 
     def work(self) -> Work:
-        """Returns the visible pairs of each block of queries, in time linear in runs and blocks.
+        """Returns the visible pairs of each query block, in time linear in runs and blocks.
 
-        With a window, each query counts ``window`` pairs at most, which is exact for causal documents in long blocks.
+        With a window, each query counts at most ``window`` pairs, which is exact for causal documents in long blocks.
         """
         pairs = self.runs.work(self.block)
         return pairs if self.window is None else np.minimum(pairs, self.window * self.block)
 
     def tiles(self, rows: npt.ArrayLike) -> Tiles:
-        """Returns the tiles of some blocks of queries; with a window, a tile that images see may be empty."""
+        """Returns the tiles of some query blocks; with a window and images, a tile may be empty."""
         blocks = np.asarray(rows, np.int64)
         offsets, columns, is_full = self.runs.tiles(blocks, self.block)
         if self.window is not None:
@@ -84,11 +84,11 @@ class MaskBlocks:
         return Tiles(offsets=offsets, columns=columns, is_full=is_full)
 
     def tile_pairs(self) -> Work:
-        """Returns the pairs in all tiles of each block of queries, including hidden ones, which a kernel computes."""
+        """Returns the pairs in all tiles of each query block, including the hidden pairs that a kernel computes."""
         return np.diff(self.tiles(np.arange(self.num_blocks)).offsets) * self.block**2
 
     def seen(self, rows: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Returns the blocks of keys that blocks of queries see; shape (blocks,)."""
+        """Returns the key blocks that query blocks see; shape (blocks,)."""
         seen = np.zeros(self.num_blocks, bool)
         seen[self.tiles(rows).columns] = True
         return seen

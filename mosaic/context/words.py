@@ -1,6 +1,6 @@
-"""Masks of multimodal sequences: one word and one document number a token, in place of a matrix of all pairs.
+"""Masks of multimodal sequences as one word and one document number per token.
 
-A word has the streams of its document that a token may see, its own stream, and a flag to see that stream in both
+A word has the streams of its document that a token attends, its own stream, and a flag to see that stream in both
 directions::
 
     bit   63       62      61 .. 56      55 .. 0
@@ -9,9 +9,9 @@ directions::
     sees(q, k) = document[q] == document[k] >= 0  and  q attends stream of k
                  and  (k <= q  or  (both[q]  and  stream of q == stream of k))
 
-Streams are numbered within each document, so every document may have 55 images beside its text. Words express causal
+Streams are numbered within each document, so every document may have 55 images and its text. Words express causal
 masks, packed documents, Gemma's images that see themselves and earlier tokens, and Cornstarch's masks (section 4.3.1).
-A sliding window is a number beside them, which differs between the layers of a model.
+A sliding window is separate, because it differs between layers.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Words = npt.NDArray[np.int64]
 Documents = npt.NDArray[np.int32]
 
 MAX_STREAMS = 56
-"""Streams of a document, numbered from 0."""
+"""Number of streams per document."""
 STREAM_SHIFT = 56
-"""Bit at which a token's own stream begins."""
+"""First bit of a token's own stream."""
 BOTH = 1 << 62
-"""Bit of a token that sees its own stream in both directions."""
+"""Flag of a token that sees its own stream in both directions."""
 EVERY_STREAM = (1 << MAX_STREAMS) - 1
-"""Bits of a token that may see all streams."""
+"""Bits of a token that attends all streams."""
 PADDING = -1
-"""Document of padding: such tokens see nothing and stay unseen."""
+"""Document number of padding, which neither sees nor is seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,8 +43,8 @@ class MaskWords:
 
     Raises:
         TypeError: Words are not int64, or documents not int32.
-        ValueError: Their shapes differ or are empty, a word has a stream above 55 or uses bit 63, a token sees a
-            stream both ways that it does not attend, or a document's tokens are interrupted by another's.
+        ValueError: Shapes differ or are empty, a word has a stream above 55 or uses bit 63, a token sees a stream in
+            both directions that it does not attend, or a document's tokens are not contiguous.
     """
 
     words: Words
@@ -64,7 +64,7 @@ class MaskWords:
         if self.words.ndim != 1 or self.words.shape != self.documents.shape or not len(self.words):
             raise ValueError(
                 f"words have shape {self.words.shape} and documents {self.documents.shape}; "
-                "give one of each for every token of one sequence"
+                "pass one of each for every token of one sequence"
             )
         _check(self.words, self.documents)
 
@@ -75,8 +75,8 @@ class MaskWords:
     def sees(self, query: npt.ArrayLike, key: npt.ArrayLike, window: int | None = None) -> npt.NDArray[np.bool_]:
         """Returns True where a query sees a key; positions from 0 broadcast.
 
-        A window leaves the last ``window`` tokens up to the query, as in transformers; a stream that sees itself both
-        ways stays whole.
+        A window is the last ``window`` tokens up to the query, as in transformers; a stream that sees itself in both
+        directions stays whole.
         """
         q, k = np.asarray(query), np.asarray(key)
         stream = self.words >> STREAM_SHIFT & 63
@@ -88,12 +88,12 @@ class MaskWords:
         return visible
 
     def dense(self, window: int | None = None) -> npt.NDArray[np.bool_]:
-        """Returns the matrix of all pairs, for small examples: shape (tokens, tokens), queries first."""
+        """Returns the matrix of all pairs, for small examples; shape (tokens, tokens), queries first."""
         every = np.arange(self.num_tokens)
         return self.sees(every[:, None], every[None, :], window)
 
     def first_ahead(self) -> npt.NDArray[np.int64]:
-        """Returns the first token that each sees whatever the window, ``num_tokens`` for none; shape (tokens,)."""
+        """Returns the first token that each sees outside any window (``num_tokens``: none); shape (tokens,)."""
         streams = self.documents.astype(np.int64) << 6 | self.words >> STREAM_SHIFT & 63
         _, first, stream = np.unique(streams, return_index=True, return_inverse=True)
         return np.where((self.words & BOTH != 0) & (self.documents >= 0), first[stream], self.num_tokens)
@@ -110,12 +110,12 @@ class MaskWords:
 
 
 def token_words(stream: npt.ArrayLike, attends: npt.ArrayLike = EVERY_STREAM, both: npt.ArrayLike = False) -> Words:
-    """Makes words from streams, bits of the streams that may be seen, and flags; shapes broadcast."""
+    """Makes words from own streams, bits of attended streams, and flags; shapes broadcast."""
     streams = np.asarray(stream, np.int64)
     if streams.size and (streams.min() < 0 or streams.max() >= MAX_STREAMS):
         raise ValueError(
             f"a document has stream {streams.max() if streams.min() >= 0 else streams.min()}; "
-            f"streams are 0 to {MAX_STREAMS - 1}: pack fewer images into one document, or give several one stream"
+            f"use 0 to {MAX_STREAMS - 1}: pack fewer images into one document, or share streams"
         )
     flags = np.where(np.asarray(both, bool), np.int64(BOTH), np.int64(0))
     words: Words = flags | streams << STREAM_SHIFT | (np.asarray(attends, np.int64) & EVERY_STREAM)
@@ -131,12 +131,12 @@ def gemma(images: npt.ArrayLike) -> MaskWords:
     """Makes Gemma 3's mask of one document: causal, and images see all of themselves.
 
     Args:
-        images: Shape (tokens,): -1 for text, otherwise a number that the tokens of one image share; as
-            ``block_sequence_ids`` of transformers. There may be 55 images.
+        images: Shape (tokens,): -1 for text, otherwise the number of the token's image, like transformers'
+            ``block_sequence_ids``. At most 55 images.
     """
     numbers = np.asarray(images)
     if numbers.ndim != 1:
-        raise ValueError(f"images have shape {numbers.shape}; give one number for each token of one document")
+        raise ValueError(f"images have shape {numbers.shape}; pass one number for each token of one document")
     is_image = numbers >= 0
     streams = np.zeros(len(numbers), np.int64)
     streams[is_image] = np.unique(numbers[is_image], return_inverse=True)[1] + 1
@@ -144,7 +144,7 @@ def gemma(images: npt.ArrayLike) -> MaskWords:
 
 
 def packed(masks: Sequence[MaskWords], num_tokens: int | None = None) -> MaskWords:
-    """Packs sequences one after the other, invisible to each other, and pads them to ``num_tokens``.
+    """Concatenates sequences that do not see each other, and pads them to ``num_tokens``.
 
     Documents are renumbered in order.
     """
@@ -153,7 +153,7 @@ def packed(masks: Sequence[MaskWords], num_tokens: int | None = None) -> MaskWor
     count = sum(mask.num_tokens for mask in masks)
     rest = 0 if num_tokens is None else num_tokens - count
     if rest < 0:
-        raise ValueError(f"{count} tokens are packed into num_tokens={num_tokens}; use {count} or more")
+        raise ValueError(f"num_tokens={num_tokens} is less than the {count} packed tokens; use {count} or more")
     documents, num_documents = [], 0
     for mask in masks:
         numbers, inverse = np.unique(mask.documents, return_inverse=True)
@@ -169,17 +169,17 @@ def packed(masks: Sequence[MaskWords], num_tokens: int | None = None) -> MaskWor
 
 def _check(words: Words, documents: Documents) -> None:
     first = np.flatnonzero((words[1:] != words[:-1]) | (documents[1:] != documents[:-1])) + 1
-    starts = np.r_[0, first]  # the first token of a run stands for all
+    starts = np.r_[0, first]  # the first token represents its run
     word, document = words[starts], documents[starts]
     stream = word >> STREAM_SHIFT & 63
     refusals = {
         "uses bit 63 of its word; leave it 0": word < 0,
-        f"is of a stream above {MAX_STREAMS - 1}; number the streams of each document from 0": stream >= MAX_STREAMS,
-        "sees its own stream both ways and does not attend it; set that stream's bit, or clear bit 62": (
+        f"has a stream above {MAX_STREAMS - 1}; number the streams of each document from 0": stream >= MAX_STREAMS,
+        "sees its own stream in both directions without attending it; set that stream's bit, or clear bit 62": (
             word & BOTH != 0
         )
         & (word >> stream & 1 == 0),
-        "has a document below -1; number documents from 0, padding is -1": document < PADDING,
+        "has a document below -1; number documents from 0, and use -1 for padding": document < PADDING,
     }
     for reason, is_refused in refusals.items():
         if is_refused.any():
@@ -190,6 +190,6 @@ def _check(words: Words, documents: Documents) -> None:
     again = np.setdiff1d(begins, begins[first_of])
     if len(again):
         raise ValueError(
-            f"document {document[again[0]]} goes on at token {starts[again[0]]} after another one; "
-            "lay the tokens of each document together"
+            f"document {document[again[0]]} continues at token {starts[again[0]]} after another one; "
+            "make the tokens of each document contiguous"
         )

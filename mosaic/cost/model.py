@@ -55,7 +55,7 @@ class CostModel(Cost):
         Args:
             profile: Measurements of all modules.
             optimizer_bytes: Unsharded optimizer state per trainable parameter, which a profile does not measure: 8 for
-            AdamW in 32 bits, 12 with master weights, 4 for momentum, 0 for SGD.
+                AdamW in 32 bits, 12 with master weights, 4 for momentum, 0 for SGD.
 
         Raises:
             InvalidProfileError: A module has no samples of a phase that it runs.

@@ -70,7 +70,7 @@ class ScalingSurface:
 
         Raises:
             ValueError: ``degree`` or ``quota`` is outside the samples, or the module cannot run there; has the recorded
-        reason.
+                reason.
         """
         lower, upper = self._bracket(degree)
         low_ms = self._on_curve(lower, quota)

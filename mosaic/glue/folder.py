@@ -1,4 +1,4 @@
-"""Multimodal models as folders that other tools can read: a Hugging Face folder for each model, and ``glue.json``.
+"""Saves multimodal models as a Hugging Face folder per model, and ``glue.json``.
 
 ::
 
@@ -8,7 +8,7 @@
     folder/vision/projector.safetensors
 
 Nothing is pickled, and loading runs no code from the folder: classes are those of transformers, or modules that the
-caller passes. ``glue.json`` is written last: a folder without it is incomplete.
+caller passes. ``glue.json`` is written last, so a folder without it is incomplete.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerRecord:
-    """A tower, without its weights."""
+    """A tower without its weights."""
 
     name: str
     model: str
-    """Class of its model, ``module:name``; empty for one that the caller passes."""
+    """Class of its model, ``module:name``; empty if the caller passes the model."""
     projector: str
     """Name of its projector, ``own`` or ``none``."""
     token: int
@@ -52,38 +52,38 @@ class ModelRecord:
 
     schema_version: int = 2
     language_model: str
-    """Class, as in a tower."""
+    """Class, like a tower's."""
     towers: tuple[TowerRecord, ...]
     frozen: tuple[str, ...]
     still: tuple[str, ...]
-    """Names of parameters that never train; transformers forgets them when it loads."""
+    """Names of parameters that never train; transformers does not save them."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnObjects:
-    """The caller's objects that a folder does not hold, by name; each is taken once."""
+    """The caller's objects that are not in a folder, by name; each is used once."""
 
     modules: dict[str, nn.Module]
     callbacks: dict[str, Callable[..., Any]]
 
     def take(self, kind: str, name: str) -> Any:
-        """Returns an object, and raises ValueError if the caller did not pass it."""
+        """Returns an object; raises ValueError if the caller did not pass it."""
         objects: dict[str, Any] = getattr(self, kind)
         if name not in objects:
             raise ValueError(
-                f"the model was saved with its own {kind}, which a folder does not hold: pass {kind}={{{name!r}: ...}}"
+                f"the model was saved with {kind} that are not in the folder: pass {kind}={{{name!r}: ...}}"
             )
         return objects.pop(name)
 
     def check_taken(self) -> None:
-        """Raises ValueError if the caller passed objects that the saved model does not have."""
+        """Raises ValueError if the caller passed objects without a use."""
         for kind, objects in (("modules", self.modules), ("callbacks", self.callbacks)):
             if objects:
-                raise ValueError(f"{kind} has {', '.join(objects)}, and the model was saved without; leave them out")
+                raise ValueError(f"{kind} has {', '.join(objects)}, which the saved model lacks; leave them out")
 
 
 def save_part(name: str, model: Any, folder: Path) -> str:
-    """Writes a model, and returns its class in transformers as ``module:name``, or an empty text for others."""
+    """Writes a model; returns its class in transformers as ``module:name``, or an empty string."""
     from transformers import PreTrainedModel
 
     own = type(model)
@@ -101,7 +101,7 @@ def save_part(name: str, model: Any, folder: Path) -> str:
 
 
 def load_part(name: str, kind: str, folder: Path, own: OwnObjects) -> nn.Module:
-    """Reads a model of a class of transformers, or one that the caller passes."""
+    """Reads a model of a class of transformers, or into one that the caller passes."""
     if not kind:
         model: nn.Module = own.take("modules", name)
         with _held_by(folder, repr(name)):
@@ -111,7 +111,7 @@ def load_part(name: str, kind: str, folder: Path, own: OwnObjects) -> nn.Module:
     with _held_by(folder, repr(name)):
         model, problems = _class_of(name, kind).from_pretrained(folder, **options)
     if mismatches := {problem: sorted(map(str, keys)) for problem, keys in problems.items() if keys}:
-        raise InvalidCheckpointError(f"{folder} does not hold the weights of {kind}: {mismatches}; save it anew")
+        raise InvalidCheckpointError(f"{folder} does not have the weights of {kind}: {mismatches}; save it again")
     return model
 
 
@@ -133,11 +133,11 @@ def _held_by(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise InvalidCheckpointError(f"{path} does not hold {what}: {error}; save it anew") from error
+        raise InvalidCheckpointError(f"{path} does not have {what}: {error}; save it again") from error
 
 
 def _class_of(name: str, kind: str) -> Any:
-    """Returns a model's class in transformers, and nothing else that a record may name."""
+    """Returns a model's class in transformers; rejects other names."""
     from transformers import PreTrainedModel
 
     module, _, own = kind.partition(":")
@@ -147,7 +147,7 @@ def _class_of(name: str, kind: str) -> Any:
             model_class = getattr(importlib.import_module(module), own, None)
     if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
         raise UnsupportedModelError(
-            f"{name} was saved as {kind}, which is not a model of this version of transformers; install the version "
+            f"{name} was saved as {kind}, which this version of transformers does not have; install the version "
             "that saved it"
         )
     return model_class

@@ -1,4 +1,4 @@
-"""Multimodal models: the model of several unimodal ones, its forward pass, frozen modules, and its folder."""
+"""The multimodal model: forward pass, frozen modules, and folder."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from mosaic.glue.tower import CALLBACKS, Inputs, Tower
 
 LANGUAGE_MODEL = "language_model"
 NESTED = "mosaic.glue.model:MultimodalModel"
-"""Class, in a record, of a tower's model whose folder is such a folder itself."""
+"""Class in a record of a tower whose model is a ``MultimodalModel``."""
 
 
 class MultimodalModel(nn.Module):
-    """A language model with towers, whose features replace placeholders in its text (Cornstarch, section 3).
+    """A language model with towers whose features replace placeholders in its text (Cornstarch, section 3).
 
     ::
 
@@ -36,23 +36,22 @@ class MultimodalModel(nn.Module):
         model.freeze("vision.model", "audio.model")
         out = model(input_ids=ids, labels=labels, vision={"pixel_values": images}, audio={"input_features": mels})
 
-    Towers are children under their names, and models keep their class and the names of their weights below that: they
-    train, freeze, save and are placed like any module. A batch may lack any tower's inputs: they are left out, None, or
-    tensors without rows.
+    Towers are children with these names. Models keep their class and weight names. A batch may lack any tower's inputs:
+    they are left out, None, or tensors without rows.
 
     Args:
         language_model: A module with ``inputs_embeds`` and ``get_input_embeddings``, as in transformers.
         towers: By name.
 
     Raises:
-        ValueError: Two towers share a token, a name is taken, widths differ, or a model is unsuitable.
+        ValueError: Two towers share a token, a name is in use, widths differ, or a model is unsuitable.
     """
 
     def __init__(self, *, language_model: nn.Module, **towers: Tower) -> None:
         super().__init__()
         kind = type(language_model).__name__
         if getattr(getattr(language_model, "config", None), "is_encoder_decoder", False):
-            raise ValueError(f"{kind} is an encoder with a decoder, which reads its own text; use a decoder alone")
+            raise ValueError(f"{kind} has an encoder for its text; use a decoder-only model")
         if not callable(getattr(language_model, "get_input_embeddings", None)):
             raise ValueError(
                 f"{kind} has no get_input_embeddings(); use a language model of transformers, or add the method to "
@@ -62,13 +61,13 @@ class MultimodalModel(nn.Module):
         self.tower_names = tuple(towers)
         for name, tower in towers.items():
             if not isinstance(tower, Tower):
-                raise ValueError(f"{name}={type(tower).__name__} is not a Tower; use {name}=Tower(model, token=...)")
+                raise ValueError(f"{name}={type(tower).__name__} is not a Tower; pass {name}=Tower(model, token=...)")
             if hasattr(self, name) or not name.isidentifier():
-                raise ValueError(f"a tower cannot have the name {name!r}, which the model has already; choose another")
+                raise ValueError(f"a tower cannot have the name {name!r}, which the model already has; choose another")
             tower.fit(name, self._embedding.weight.shape[1])
             self.add_module(name, tower)
         if len(set(self._tokens.values())) < len(self._tokens):
-            raise ValueError(f"towers share a token ({self._tokens}); give each its own")
+            raise ValueError(f"towers share a token ({self._tokens}); use a token of its own for each")
         self.frozen: tuple[str, ...] = ()
         """Names of the frozen modules."""
         every = self.named_parameters(remove_duplicate=False)  # tied weights have several names
@@ -80,12 +79,12 @@ class MultimodalModel(nn.Module):
         return {name: cast(Tower, self.get_submodule(name)) for name in self.tower_names}
 
     def forward(self, input_ids: Tensor, **inputs: Any) -> Any:
-        """Returns the language model's output for the text with the towers' features in it.
+        """Returns the language model's output for the text with the towers' features.
 
         Args:
-            input_ids: (batch, tokens), with one placeholder for each feature.
-            inputs: For each tower the keywords of its model, or None; the rest are keywords of the language model,
-                such as ``labels``, which are -100 where no token is predicted.
+            input_ids: (batch, tokens), with one placeholder per feature.
+            inputs: Keywords of each tower's model, or None, by tower; others are keywords of the language model, such
+                as ``labels``, which are -100 where no token is predicted.
 
         Raises:
             ValueError: The numbers of placeholders and features differ, or a keyword is unknown.
@@ -95,9 +94,9 @@ class MultimodalModel(nn.Module):
         return self.language_model(**self._merged(input_ids, inputs))
 
     def embed(self, input_ids: Tensor, **towers: Inputs | None) -> Tensor:
-        """Returns the embeddings of a text with the towers' features in it, (batch, tokens, width).
+        """Returns the embeddings of a text with the towers' features, (batch, tokens, width).
 
-        For direct calls of the language model: its ``generate(inputs_embeds=...)``, or one rank's part of a long
+        For direct calls of the language model, such as ``generate(inputs_embeds=...)`` or one rank's part of a long
         sequence (``mosaic.context.attention.ContextBatch``).
         """
         return cast(Tensor, self._merged(input_ids, dict(towers))["inputs_embeds"])
@@ -114,14 +113,14 @@ class MultimodalModel(nn.Module):
         Args:
             input_ids: (tokens,) or (1, tokens).
             kind: Name in ``mosaic.glue.text.MASK_KINDS``.
-            documents: As ``input_ids``, -1 for padding; None: one document.
+            documents: Document numbers in the shape of ``input_ids``, -1 for padding; None: one document.
 
         Raises:
             ValueError: The kind is unknown, the input has several rows, or a document has over 55 items.
         """
         if input_ids.ndim > 1 and len(input_ids) != 1:
             raise ValueError(
-                f"input_ids have {len(input_ids)} rows, and a mask is of one sequence; call mask() by row, or pack them"
+                f"input_ids have {len(input_ids)} rows, but a mask is for one sequence; call mask() per row, or pack"
             )
         owners = None if documents is None else documents.flatten().cpu().numpy()
         return mask_words(input_ids.flatten().cpu().numpy(), self._tokens, kind, owners)
@@ -138,13 +137,13 @@ class MultimodalModel(nn.Module):
         return self
 
     def unfreeze(self, *names: str) -> Self:
-        """Trains frozen modules again.
+        """Unfreezes modules.
 
-        Modules inside that are frozen by name stay so, and parameters that did not train when the model was made, such
-        as Whisper's positions.
+        Submodules frozen by their own names stay frozen, as do parameters that did not train at construction, such as
+        Whisper's positions.
 
         Raises:
-            ValueError: No module of that name was frozen.
+            ValueError: No module of that name is frozen.
         """
         for name in names:
             if name not in self.frozen:
@@ -173,10 +172,10 @@ class MultimodalModel(nn.Module):
         raise ValueError(unknown("module", name, names))
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes a folder with a Hugging Face folder for each model; see ``mosaic.glue.folder``.
+        """Writes a folder with a Hugging Face folder per model; see ``mosaic.glue.folder``.
 
         Raises:
-            UnsupportedModelError: Adapters of peft are in a model.
+            UnsupportedModelError: A model has adapters of peft.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -208,19 +207,19 @@ class MultimodalModel(nn.Module):
         modules: Mapping[str, nn.Module] = MappingProxyType({}),
         callbacks: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     ) -> Self:
-        """Reads a folder of ``save_pretrained``, in eval mode and frozen as saved.
+        """Reads a folder of ``save_pretrained``, in eval mode with the saved frozen modules.
 
         Args:
             folder: The folder.
-            modules: Your own models and projectors, which receive their weights, such as
-                ``{"vision.projector": MyProjector()}``.
+            modules: Your own models and projectors, into which weights are loaded, such as ``{"vision.projector":
+                MyProjector()}``.
             callbacks: The callbacks of the saved model, such as ``{"vision.after": last_but_one}``.
 
         Raises:
             InvalidFileError: ``glue.json`` is missing or damaged.
-            InvalidCheckpointError: Weights are missing, or do not fit the class.
+            InvalidCheckpointError: Weights are missing or do not fit the class.
             UnsupportedModelError: A class is not from transformers.
-            ValueError: Modules or callbacks are missing, or the saved model has no such ones.
+            ValueError: Modules or callbacks are missing, or the saved model does not have them.
         """
         own = files.OwnObjects(dict(modules), dict(callbacks))
         model = cls._load(Path(folder), "", own)
@@ -229,7 +228,7 @@ class MultimodalModel(nn.Module):
 
     @classmethod
     def _load(cls, folder: Path, prefix: str, own: files.OwnObjects) -> Self:
-        """Reads a model, whose objects have names that begin with ``prefix``."""
+        """Reads a model; names of its objects start with ``prefix``."""
         record = load(files.ModelRecord, folder / files.RECORD)
         towers = {}
         for entry in record.towers:
@@ -263,7 +262,7 @@ class MultimodalModel(nn.Module):
         return {name: tower.token for name, tower in self.towers.items()}
 
     def _merged(self, input_ids: Tensor, inputs: Inputs) -> Inputs:
-        """Returns the language model's keywords, with the towers' features in the text."""
+        """Returns the language model's keywords with the towers' features in the text."""
         tower_inputs = self._take_towers(inputs)
         tokens = self._tokens
         ids, counts = without_placeholders(input_ids, tokens, self._embedding.weight.shape[0])
@@ -275,8 +274,8 @@ class MultimodalModel(nn.Module):
                 embedded = embedded.masked_scatter((input_ids == tokens[name]).unsqueeze(-1), flat)
             elif any(own):
                 raise ValueError(
-                    f"input_ids hold {sum(own)} placeholders of {name!r} and the batch has no {name} inputs; give "
-                    f"{name}={{...}}, or a text without them"
+                    f"input_ids have {sum(own)} placeholders of {name!r}, but the batch has no {name} inputs; pass "
+                    f"{name}={{...}}, or remove them"
                 )
         return {**inputs, "inputs_embeds": embedded}
 
@@ -286,7 +285,7 @@ class MultimodalModel(nn.Module):
         for name, own in tower_inputs.items():
             if own is not None and not (isinstance(own, Mapping) and own):
                 raise ValueError(
-                    f"{name}={own if own == {} else type(own).__name__} is not the keywords of a model; give "
+                    f"{name}={own if own == {} else type(own).__name__} is not a dict of a model's keywords; pass "
                     f"{name}={{'pixel_values': images}}, or leave it out"
                 )
         for name, value in inputs.items():

@@ -1,4 +1,4 @@
-"""Ranks of each module of a multimodal model (Cornstarch, section 3.2), as arguments of ``mosaic.pipeline``.
+"""Ranks per module of a multimodal model (Cornstarch, section 3.2), as arguments of ``mosaic.pipeline``.
 
 ::
 
@@ -29,10 +29,9 @@ class Parallel:
     """
 
     pipeline: int | None = None
-    """Pipeline ranks of its layers; None: chosen by Cornstarch's Algorithm 1."""
+    """Number of pipeline ranks; None: chosen by Cornstarch's Algorithm 1."""
     tensor: int = 1
-    """Ranks that share each layer, on each of the module's pipeline ranks. Where modules differ in it, each needs a
-    number as ``pipeline``."""
+    """Number of ranks that share each layer. If it differs between modules, each needs a number as ``pipeline``."""
 
     def __post_init__(self) -> None:
         for name, value in (("pipeline", self.pipeline), ("tensor", self.tensor)):
@@ -47,18 +46,18 @@ def parallelize(
     data: int | None = None,
     context: ContextSettings | None = None,
 ) -> dict[str, Any]:
-    """Returns the arguments with which ``mosaic.pipeline`` puts each module on ranks of its own.
+    """Returns the arguments with which ``mosaic.pipeline`` places each module on ranks of its own.
 
     Args:
         model: The model.
-        specs: By child, such as ``vision`` and ``language_model``, or of a tower that is a multimodal model itself by
-            its children, such as ``speech.model.audio``; None: chosen by the planner.
-        data: Replicas; None: as many as fit if every ``pipeline`` is a number, otherwise 1.
-        context: Ranks that share each sequence of the language model. All pipeline ranks then have as many, and those
-            of towers share whole items.
+        specs: Ranks by child, such as ``vision`` and ``language_model``, or by child of a tower that is a
+            ``MultimodalModel``, such as ``speech.model.audio``; None: chosen by the planner.
+        data: Number of replicas;
+        None: as many as fit if every ``pipeline`` is a number, otherwise 1.
+        context: Ranks that share each sequence of the language model. Ranks of towers then share whole items.
 
     Raises:
-        ValueError: A child is missing, a name is unknown, or a pipeline cannot do this.
+        ValueError: A child is missing, a name is unknown, or a pipeline does not support the ranks.
     """
     children = _children_of(model)
     specs = dict.fromkeys(children, Parallel()) if specs is None else specs
@@ -66,13 +65,13 @@ def parallelize(
         if name not in children:
             raise ValueError(unknown("module", name, children))
         if name not in specs:
-            raise ValueError(f"there is no Parallel for {name!r}; add {name!r}: Parallel() to have its ranks chosen")
+            raise ValueError(f"specs has no Parallel for {name!r}; add {name!r}: Parallel() to choose its ranks")
     tensor = {name: own.tensor for name, own in specs.items()}
     pipeline = {name: own.pipeline for name, own in specs.items() if own.pipeline is not None}
     if len(set(tensor.values())) > 1 and (free := [name for name in children if name not in pipeline]):
         raise ValueError(
-            f"modules have different numbers of tensor ranks ({tensor}), and {free[0]!r} has pipeline=None, whose "
-            "ranks are chosen for equal ones alone; give it a number, or all modules the same tensor"
+            f"modules have different numbers of tensor ranks ({tensor}), but {free[0]!r} has pipeline=None, which "
+            "needs equal ones; set it to a number, or use the same tensor for all modules"
         )
     if data is None and len(pipeline) < len(children):
         data = 1
@@ -85,9 +84,9 @@ def parallelize(
 def _on_own_ranks(
     request: Request, *, pipeline: Mapping[str, int], tensor: Mapping[str, int], data: int | None, context: int
 ) -> Partition:
-    """Returns the partition of one replica, whose modules have ranks of their own, some a fixed number (``pipeline``).
+    """Returns the partition of one replica with separate ranks per module, some of a fixed number (``pipeline``).
 
-    With ``data=None`` a replica has as many ranks as ``pipeline`` says.
+    With ``data=None`` a replica has the ranks of ``pipeline``.
     """
     layers = {module.name: len(module.trains) for module in request.model.modules}
     ranks_of: dict[str, int] = {}
@@ -95,7 +94,7 @@ def _on_own_ranks(
         name = next((name for name in layers if f"{name}.".startswith(f"{child}.")), None)
         if name is None:
             raise ValueError(
-                f"{child!r} has no list of layers to split over its own ranks; only {', '.join(layers)} have one: "
+                f"{child!r} has no list of layers to split over ranks; only {', '.join(layers)} have one: "
                 f"pass modules={{{child!r}: 'name of its list'}} to mosaic.pipeline, or no specs"
             )
         ranks_of[name] = count
@@ -103,19 +102,19 @@ def _on_own_ranks(
             raise ValueError(f"pipeline={count} for {name!r}, which has {layers[name]} layers; use {layers[name]}")
     fixed = sum(ranks_of.values())
     degrees = set(tensor.values())
-    # mosaic.pipeline compares the ranks that are needed with those that are there.
+    # mosaic.pipeline checks the number of ranks
     is_fixed = data is None or len(degrees) > 1
     num_ranks = fixed if is_fixed else request.num_ranks // ((data or 1) * max(degrees) * context)
     if len(ranks_of) == len(layers) and fixed != num_ranks:
         raise ValueError(
             f"the modules have {fixed} ranks together, a replica {num_ranks} ({request.num_ranks} ranks, data={data}, "
-            f"tensor={max(degrees)}, context={context}); give one of them pipeline=None, and it has the rest"
+            f"tensor={max(degrees)}, context={context}); set pipeline=None for one of them to assign it the others"
         )
     return on_own_ranks(replace(request, num_ranks=num_ranks), ranks_of)
 
 
 def _children_of(model: MultimodalModel, prefix: str = "") -> list[str]:
-    """Returns the names of a model's children, in place of a tower that is such a model itself those of its own."""
+    """Returns the names of a model's children; for a tower that is a ``MultimodalModel``, those of its children."""
     names = []
     for name, tower in model.towers.items():
         inner, own = tower.model, f"{prefix}{name}"

@@ -1,4 +1,4 @@
-"""A text with placeholders: features in their places, and the attention mask."""
+"""Merges features into a text with placeholders, and makes its attention mask."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Ints = npt.NDArray[np.int64]
 def without_placeholders(
     input_ids: Tensor, tokens: Mapping[str, int], vocabulary: int
 ) -> tuple[Tensor, dict[str, list[int]]]:
-    """Returns ids with 0 for placeholders, which may lie beyond the vocabulary, and each row's placeholders by tower.
+    """Returns ids with 0 for placeholders, and the number of placeholders per row by tower.
 
-    It waits for the device once.
+    Synchronizes with the device once.
     """
     places = [input_ids == token for token in tokens.values()]
     ids = input_ids
@@ -33,34 +33,34 @@ def without_placeholders(
     if any(num_outside):
         placeholders = ", ".join(f"{name} {token}" for name, token in tokens.items()) or "none"
         raise ValueError(
-            f"{sum(num_outside)} of the input_ids are not among the {vocabulary} ids of the vocabulary, such as "
-            f"{int(ids[is_outside][0])}, and are no tower's token ({placeholders}); use the language model's "
+            f"{sum(num_outside)} of the input_ids are outside the vocabulary of {vocabulary} ids, such as "
+            f"{int(ids[is_outside][0])}, and are not tokens of towers ({placeholders}); use the language model's "
             "tokenizer, resize its embeddings, or pass Tower(token=...)"
         )
     return ids, dict(zip(tokens, counts, strict=True))
 
 
 def flat_features(name: str, features: Features, width: int, counts: Sequence[int]) -> Tensor:
-    """Returns (features, width), as many as there are placeholders in the rows, with each item in one row."""
+    """Checks that features match the placeholders, with each item in one row; returns (features, width)."""
     is_by_item = not isinstance(features, Tensor) or features.ndim == 3
     lengths = [len(item) for item in features] if is_by_item else [1] * len(features)
     flat = torch.cat(tuple(features)) if is_by_item else features
     assert isinstance(flat, Tensor)
     if flat.ndim != 2 or flat.shape[1] != width:
         raise ValueError(
-            f"{name!r} returns features of shape {tuple(flat.shape)}, the language model takes (features, {width}); "
+            f"{name!r} returns features of shape {tuple(flat.shape)}, but the language model has (features, {width}); "
             "fix its projector"
         )
     by_row = f"by row {', '.join(map(str, counts[:8]))}{', ...' if len(counts) > 8 else ''}"
     if sum(counts) != len(flat):
         raise ValueError(
-            f"input_ids hold {sum(counts)} placeholders of {name!r} ({by_row}), its inputs give {len(flat)} features; "
-            "put one placeholder into the text for each, and check that no text was cut off"
+            f"input_ids have {sum(counts)} placeholders of {name!r} ({by_row}), its inputs have {len(flat)} features; "
+            "use one placeholder per feature, and check that the text was not truncated"
         )
     if not set(accumulate(counts)) <= {0, *accumulate(lengths)}:
         raise ValueError(
-            f"items of {name!r} have {', '.join(map(str, lengths[:8]))} features, and the placeholders lie otherwise "
-            f"({by_row}); an item's features lie in one row"
+            f"items of {name!r} have {', '.join(map(str, lengths[:8]))} features, unlike the placeholders in rows "
+            f"({by_row}); put an item's placeholders into one row"
         )
     return flat
 
@@ -71,7 +71,7 @@ def mask_words(ids: Ints, tokens: Mapping[str, int], kind: str, documents: Ints 
         raise ValueError(unknown("kind of mask", kind, MASK_KINDS))
     owners = np.zeros(len(ids), np.int64) if documents is None else documents
     if len(owners) != len(ids):
-        raise ValueError(f"documents are of {len(owners)} tokens and input_ids of {len(ids)}; give one for each token")
+        raise ValueError(f"documents have {len(owners)} tokens, but input_ids {len(ids)}; pass one for each token")
     items = {}
     for name, token in tokens.items():
         places = ids == token
@@ -101,5 +101,5 @@ def _cornstarch(items: Mapping[str, Ints], documents: Ints) -> Ints:
 
 
 MASK_KINDS = {"causal": _causal, "gemma": _gemma, "cornstarch": _cornstarch}
-"""By name: ``causal`` as in LLaVA and Qwen-VL; ``gemma`` causal, and an item sees all of itself; ``cornstarch``
-text causal, and a modality sees all of itself and nothing else (section 4.3.1)."""
+"""By name: ``causal`` as in LLaVA and Qwen-VL; ``gemma``: causal, and an item sees all of itself; ``cornstarch``: text
+is causal, and a modality sees only itself (section 4.3.1)."""

@@ -1,4 +1,4 @@
-"""A tower: an encoder of one modality, and a projector to the language model's width."""
+"""A tower: an encoder of one modality with a projector to the language model's width."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from mosaic.errors import unknown
 Inputs = dict[str, Any]
 """Keyword arguments of a model."""
 Features = Tensor | list[Tensor]
-"""Items by (items, tokens, width), or a list of items by (tokens, width) each; or (tokens, width) of all items."""
+"""(items, tokens, width), a list of items (tokens, width), or (tokens, width) of all items."""
 
 CALLBACKS = ("before", "after")
-"""Names of a tower's user functions."""
+"""Names of a tower's callbacks."""
 PROJECTORS: dict[str, Callable[[int, int], nn.Module]] = {
     "linear": nn.Linear,
     "mlp": lambda width, target: nn.Sequential(nn.Linear(width, target), nn.GELU(), nn.Linear(target, target)),
 }
-"""Constructors from the tower's and the language model's width. ``mlp`` is LLaVA-1.5's."""
+"""Constructors by the tower's and the language model's width. ``mlp`` is LLaVA-1.5's."""
 
 
 class Tower(nn.Module):
-    """An encoder with a projector, and user functions around both (Cornstarch, section 5.1).
+    """An encoder with a projector, and callbacks around both (Cornstarch, section 5.1).
 
     ::
 
@@ -33,13 +33,13 @@ class Tower(nn.Module):
 
     Args:
         model: The encoder, called with the tower's inputs as keywords.
-        token: Id of the tower's placeholders in ``input_ids``, one for each feature; it may lie beyond the language
-            model's vocabulary.
-        projector: ``"mlp"``, ``"linear"``, a module of your own, or None where widths are equal.
+        token: Id of the tower's placeholders in ``input_ids``, one per feature; may be outside the language model's
+            vocabulary.
+        projector: ``"mlp"``, ``"linear"``, a module of your own, or None if widths are equal.
         width: Width of the projector's input; by default the model's ``config.hidden_size`` or ``config.d_model``.
         before: Maps the tower's inputs to the model's keywords.
         after: Maps the tower's inputs and the model's output to the projector's input; by default the output's
-            ``last_hidden_state``, or an output tensor itself.
+            ``last_hidden_state``, or the output if it is a tensor.
 
     Raises:
         ValueError: The projector's name is unknown.
@@ -57,7 +57,7 @@ class Tower(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(projector, str) and projector not in PROJECTORS:
-            raise ValueError(f"{unknown('projector', projector, PROJECTORS)}, or use a module or None")
+            raise ValueError(f"{unknown('projector', projector, PROJECTORS)}, a module or None")
         config = getattr(model, "config", None)
         self.model = model
         self.projector = None if isinstance(projector, str) else projector
@@ -67,10 +67,10 @@ class Tower(nn.Module):
         self.before, self.after = before, after
 
     def fit(self, name: str, width: int) -> None:
-        """Makes a projector given by name, to the language model's width."""
+        """Creates a projector by name, to the language model's width."""
         if self.kind == "none" and self.width not in (None, width):
             raise ValueError(
-                f"{name!r} returns features of width {self.width}, the language model takes {width}; use "
+                f"{name!r} returns features of width {self.width}, but the language model needs {width}; use "
                 "projector='linear' or 'mlp'"
             )
         if self.kind not in PROJECTORS or self.projector is not None:
@@ -97,7 +97,7 @@ def _hidden(output: Any) -> Features:
     hidden = output if isinstance(output, Tensor) else getattr(output, "last_hidden_state", None)
     if not isinstance(hidden, Tensor):
         raise TypeError(
-            f"the model returned {type(output).__name__} without a last_hidden_state; give Tower(..., after=...), "
-            "which makes features of it"
+            f"the model returned {type(output).__name__} without a last_hidden_state; pass Tower(..., after=...), "
+            "which converts it to features"
         )
     return hidden

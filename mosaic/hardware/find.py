@@ -75,7 +75,7 @@ def find_hardware(where: str) -> Hardware:
     Raises:
         ValueError: The device is unknown.
         InvalidFileError: The file is missing or not JSON, or a field is missing, unknown, zero, negative, infinite or
-    NaN; the message has the line and the field.
+            NaN; the message has the line and the field.
     """
     if where.endswith(".json"):
         return load(Hardware, Path(where))
@@ -97,12 +97,14 @@ def find_cluster(where: str, gpus: int | None = None) -> Cluster:
 
     Args:
         where: Name of a device, or a .json file with a device or a cluster: nodes, devices per node, links, and a
-        device by name or as a full description. gpus: Number of devices; by default 1, or the file's number.
+            device by name or as a full description.
+        gpus: Number of devices; by default 1, or the file's number.
 
     Raises:
         MosaicError: The device is unknown, ``gpus`` does not fill whole nodes or differs from the file's number, or a
-        file describes one device without links. InvalidFileError: See ``find_hardware``. ValueError: ``gpus`` is below
-        1.
+            file describes one device without links.
+        InvalidFileError: See ``find_hardware``.
+        ValueError: ``gpus`` is below 1.
     """
     if gpus is not None and gpus < 1:
         raise ValueError(f"gpus={gpus}; use at least 1")

@@ -1,1 +1,1 @@
-"""Callbacks for training frameworks; each needs its framework, which the extra ``examples`` installs."""
+"""Callbacks for training frameworks, which the extra ``examples`` installs."""

@@ -1,4 +1,4 @@
-"""The first batch that a framework gives to a model, as a sample for ``mosaic.colocate``."""
+"""Captures the first batch of a framework as the sample for ``mosaic.colocate``."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from mosaic.errors import UnsupportedModelError
 
 
 class FirstCall:
-    """Notes the arguments and the autocast mode of a model's next training call, and colocates the model by them.
+    """Records arguments and autocast mode of a model's next training call, and colocates the model with them.
 
     Args:
         model: The model that the framework calls.
         arguments: Keywords of ``mosaic.colocate``.
 
     Raises:
-        UnsupportedModelError: The process is one of several ranks, whose models are wrapped by now.
+        UnsupportedModelError: The process is one of several ranks.
     """
 
     def __init__(self, model: nn.Module, arguments: dict[str, Any]) -> None:
         if torch.distributed.is_initialized() and (ranks := torch.distributed.get_world_size()) > 1:
             raise UnsupportedModelError(
-                f"the callback colocates on one rank, and there are {ranks}, whose models are wrapped before it is "
-                "asked; call mosaic.colocate(model, sample=...) before the trainer is made"
+                f"the callback needs one rank, but there are {ranks}, whose models are already wrapped; "
+                "call mosaic.colocate(model, sample=...) before you create the trainer"
             )
         self._model = model
         self._arguments = arguments
@@ -49,11 +49,11 @@ class FirstCall:
         self._sample = sample
 
     def colocate(self) -> Handle | None:
-        """Colocates the model between two steps; returns None if it has not been called yet."""
+        """Colocates the model between two steps; returns None before its first call."""
         sample, self._sample = self._sample, None  # holds the batch
         return None if sample is None else mosaic.colocate(self._model, sample=sample, **self._arguments)
 
 
 def metrics_to_log(handle: Handle) -> dict[str, float]:
-    """Returns ``handle.metrics()`` with ``mosaic/`` before each name."""
+    """Returns ``handle.metrics()`` with the prefix ``mosaic/``."""
     return {f"mosaic/{name}": value for name, value in handle.metrics().items()}

@@ -1,4 +1,4 @@
-"""Mosaic in the ``Trainer`` of Lightning."""
+"""A callback for Lightning's ``Trainer``."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from mosaic.integrations.first_call import FirstCall, metrics_to_log
 class MosaicCallback(lightning.Callback):
     """Colocates the model after its first batch, and logs ``handle.metrics()`` every ``log_every_n_steps``.
 
-    ``lightning.Trainer(callbacks=[MosaicCallback()])`` is the one line. Weights keep their names and places, so
-    Lightning's checkpoints are those of the plain model.
+    Use it as ``lightning.Trainer(callbacks=[MosaicCallback()])``. Weights keep their names, so Lightning's checkpoints
+    are those of the plain model.
 
     Args:
-        module: The attribute of the ``LightningModule`` that holds the model, with dots where it is deeper.
-        arguments: Keywords of ``mosaic.colocate``, but no sample.
+        module: The attribute of the ``LightningModule`` that holds the model, with dots for submodules.
+        arguments: Keywords of ``mosaic.colocate``, except ``sample``.
 
     Attributes:
         handle: The handle; None before the end of the first batch.
 
     Raises:
-        UnsupportedModelError: When training begins on several ranks, or without such a module.
+        UnsupportedModelError: Training starts on several ranks, or the module does not exist.
     """
 
     def __init__(self, module: str = "model", **arguments: Any) -> None:
@@ -42,7 +42,7 @@ class MosaicCallback(lightning.Callback):
         if self._module not in modules:
             names = ", ".join(name for name, _ in pl_module.named_children()) or "none"
             raise UnsupportedModelError(
-                f"{type(pl_module).__name__} has no module {self._module!r}, which MosaicCallback is to colocate; "
+                f"{type(pl_module).__name__} has no module {self._module!r} for MosaicCallback; "
                 f"name one of its modules: MosaicCallback(module=...) (its children: {names})"
             )
         self._first_call = FirstCall(modules[self._module], self._arguments)

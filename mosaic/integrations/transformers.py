@@ -1,4 +1,4 @@
-"""Mosaic in the ``Trainer`` of Hugging Face."""
+"""A callback for Hugging Face's ``Trainer``."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from mosaic.integrations.first_call import FirstCall, metrics_to_log
 
 
 class MosaicCallback(TrainerCallback):
-    """Colocates the model after its first step, and logs ``handle.metrics()`` wherever the trainer logs.
+    """Colocates the model after its first step, and logs ``handle.metrics()`` whenever the trainer logs.
 
-    ``MosaicCallback().add_to(trainer)`` is the one line. In ``Trainer(callbacks=[...])`` it comes after the trainer's
-    loggers, so that the numbers reach ``trainer.state.log_history`` alone. Weights keep their names and places, so the
-    trainer's checkpoints are those of the plain model.
+    Use it as ``MosaicCallback().add_to(trainer)``. In ``Trainer(callbacks=[...])`` it would run after the trainer's
+    loggers, and metrics would only be in ``trainer.state.log_history``. Weights keep their names, so the trainer's
+    checkpoints are those of the plain model.
 
     Args:
-        arguments: Keywords of ``mosaic.colocate``, but no sample.
+        arguments: Keywords of ``mosaic.colocate``, except ``sample``.
 
     Attributes:
         handle: The handle; None before the end of the first step.
 
     Raises:
-        UnsupportedModelError: When training begins on several ranks.
+        UnsupportedModelError: Training starts on several ranks.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -33,7 +33,7 @@ class MosaicCallback(TrainerCallback):
         self._first_call: FirstCall | None = None
 
     def add_to(self, trainer: Trainer) -> MosaicCallback:
-        """Puts itself before the trainer's loggers."""
+        """Adds itself before the trainer's loggers."""
         trainer.callback_handler.callbacks.insert(0, self)
         return self
 

@@ -52,7 +52,7 @@ def simulate(plan: Plan, graph: ModuleGraph, *, sums: Callable[[str, int], Gradi
         plan: Placements and their times.
         graph: Edges between modules.
         sums: Gradient reduction of a module at a degree. Reductions then share their devices' network, and replace
-        those in the plan's times.
+            those in the plan's times.
 
     Raises:
         InvalidPlanError: The plan does not cover the graph.

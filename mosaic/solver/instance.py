@@ -73,7 +73,7 @@ class Instance(StrictFile):
 
     Raises:
         ValueError: A table is empty or inconsistent, a name or a pair is repeated or unknown, or dependencies form a
-    cycle.
+            cycle.
     """
 
     schema_version: int = 1

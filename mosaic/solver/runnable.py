@@ -71,8 +71,8 @@ def plan_to_run(
 
     Args:
         method: One of ``METHODS``. With a network between several devices, ``auto`` chooses by a simulated step. graph,
-        cost, device, num_devices: As for ``solve``. search: Granularity and limits of the solvers; ``percents`` apply
-        to ``sequential`` too.
+        cost, device, num_devices: As for ``solve``.
+        search: Granularity and limits of the solvers; ``percents`` apply to ``sequential`` too.
 
     Raises:
         InfeasibleError: A module does not fit on any device, or no plan fits into memory.

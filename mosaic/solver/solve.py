@@ -39,13 +39,15 @@ def solve(
         device: One of the equal devices.
         num_devices: Number of devices.
         method: One of ``methods.METHODS``. ``auto`` is ``exact`` if it can plan this problem, otherwise ``gahc`` with a
-        warning; the plan's record has the method. search: Granularity, limits and ablations. forbidden: Sets of modules
-        that must not be stages, for ``exact``.
+            warning; the plan's record has the method.
+        search: Granularity, limits and ablations.
+        forbidden: Sets of modules that must not be stages, for ``exact``.
 
     Raises:
-        InfeasibleError: A module does not fit on any device, or no plan fits into memory. UndecidedError: No plan was
-        found that fits into memory, and it is not proven that none exists. ValueError: The method is unknown or cannot
-        plan this problem, there are no devices, or the cost model returns a negative time.
+        InfeasibleError: A module does not fit on any device, or no plan fits into memory.
+        UndecidedError: No plan was found that fits into memory, and it is not proven that none exists.
+        ValueError: The method is unknown or cannot plan this problem, there are no devices, or the cost model returns a
+            negative time.
     """
     if num_devices < 1:
         raise ValueError(f"num_devices={num_devices}; use at least 1")

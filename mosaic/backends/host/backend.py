@@ -27,10 +27,10 @@ class HostBackend(Backend):
 
     Args:
         num_slots: Number of slots; by default the cores that this process may use. More slots than cores are unpinned,
-        without any speed-up: for tests on a small machine. num_threads: Intra-op threads of every lane; by default its
-        number of slots. The order of sums depends on it, so 1 makes a colocated loop equal, bit for bit, to a plain one
-        with one thread at any quotas. cores: The cores; by default those that this process may use. Ranks on one
-        machine use a share each.
+            without any speed-up: for tests on a small machine.
+        num_threads: Intra-op threads of every lane; by default its number of slots. The order of sums depends on it, so
+            1 makes a colocated loop equal, bit for bit, to a plain one with one thread at any quotas.
+        cores: The cores; by default those that this process may use. Ranks on one machine use a share each.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Attention of one sequence over ranks, by a ``ContextPlan``; needs torch.
+"""Runs the attention of one sequence over ranks by a ``ContextPlan``; needs torch.
 
-``Attend`` is the attention itself, ``ContextBatch`` a rank's part of a batch; ``attach`` makes Hugging Face's models
-call it, and ``gather_items`` gathers the images that ranks encoded.
+``Attend`` is the attention, ``ContextBatch`` a rank's part of a batch. ``attach`` makes Hugging Face models call it,
+and ``gather_items`` gathers the features of images that ranks encoded.
 """
 
 from mosaic.context.attention.attend import Attend, ContextBatch

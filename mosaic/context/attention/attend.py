@@ -1,14 +1,13 @@
-"""Attention of one sequence over ranks, head by head of the keys: the next is fetched while one computes.
+"""Attention of one sequence over ranks, one key head at a time; the next is fetched during the computation.
 
-As in Llama 3 and Cornstarch (section 5.3), keys and values travel and queries stay::
+As in Llama 3 and Cornstarch (section 5.3), keys and values are sent and queries stay::
 
     head of keys       0           1           2
     fetch          [ 0 ][ 1 ]     [ 2 ]                  asynchronous, into a second buffer
     attention           [ 0     ][ 1     ][ 2     ]
     return                        (backward: gradients of keys and values of each head, asynchronous too)
 
-At most two fetched heads are alive. Between forward and backward only local tensors stay in memory. A
-``ContextBatch`` cuts a rank's part of the batch from the whole sequence.
+At most two fetched heads are in memory, and only local tensors between forward and backward.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ IGNORED = -100
 
 
 class Attend:
-    """The attention of all layers over one sequence; made once for each sequence, on every rank of the group.
+    """The attention of all layers over one sequence; created once per sequence on every rank of the group.
 
-    The constructor is collective: ranks compare their plans first. Gradients of keys and values are
-    sums over ranks in an order that depends on their number, and so do their last bits; outputs and gradients of
-    queries have the same bits on any number of ranks on CPU cores.
+    The constructor is collective: ranks compare their plans. Gradients of keys and values are sums over ranks, so their
+    last bits depend on the number of ranks. On CPU cores, outputs and gradients of queries have the same bits on any
+    number of ranks.
 
     Args:
         plan: Plan of the sequence, the same on all ranks.
-        group: Process group of the context ranks; None: the default one, or no group for a plan of one rank.
-        device: Device of the tensors: compiled FlexAttention computes on CUDA, plain torch elsewhere.
-        agreed: True if ranks have compared their plans already.
+        group: Process group of the context ranks; None: the default group, or no group for one rank.
+        device: Device of the tensors: compiled FlexAttention on CUDA, plain torch elsewhere.
+        agreed: True if ranks have already compared their plans.
 
     Raises:
-        RankFailedError: Ranks have different plans; lists them.
+        RankFailedError: Ranks have different plans; lists these ranks.
         ValueError: The size of the group differs from the plan.
     """
 
@@ -61,11 +60,11 @@ class Attend:
         self.plan, self.device = plan, torch.device(device)
         self.group, self.rank = group, 0
         self.calls: dict[int | None, int] = {}
-        """Number of calls by their window."""
+        """Number of calls by window."""
         if plan.ranks > 1 or group is not None:
             self.rank = dist.get_rank(group) if agreed else _check_agreement(plan, group, self.device)
         self.layers: dict[int | None, AttendLayer] = {}
-        for window in {None, *plan.windows}:  # here, because torch.compile would trace numpy's code in a call
+        for window in {None, *plan.windows}:  # in a call, torch.compile would trace numpy's code
             self.layer(window)
 
     def __call__(
@@ -79,33 +78,33 @@ class Attend:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Returns the output of this rank's tokens: shape (batch, query heads, local tokens, value width).
+        """Returns the output of this rank's tokens, shape (batch, query heads, local tokens, value width).
 
-        Under autocast it computes in autocast's dtype, as torch's own attention does.
+        Under autocast it computes in autocast's dtype, like torch's attention.
 
         Args:
-            q: Queries of this rank's tokens, as ``plan.order_of`` orders them: (batch, heads, local tokens, width).
-            k: Keys: (batch, heads, local tokens, width); each head serves as many query heads.
+            q: Queries of this rank's tokens in the order of ``plan.order_of``: (batch, heads, local tokens, width).
+            k: Keys: (batch, heads, local tokens, width); each head has the same number of query heads.
             v: Values: (batch, heads, local tokens, value width).
             scale: Scale of the scores; None: one over the square root of the width.
-            window: Sliding window of the layer, in tokens; see ``MaskWords.sees``. Only the keys in it are fetched.
+            window: Sliding window of the layer, in tokens; see ``MaskWords.sees``. Only its keys are fetched.
             softcap: Scores become ``softcap * tanh(score / softcap)``.
-            sinks: Shape (query heads,): scores that take a share of each head's softmax and add no value. A rank's
-                gradient is of its own queries.
+            sinks: Shape (query heads,): scores in each head's softmax without a value. A rank's gradient is that of its
+                own queries.
 
-        Meta and fake tensors return one of their kind.
+        Meta and fake tensors return a tensor of their kind.
 
         Raises:
-            ValueError: Shapes do not fit each other or the plan.
+            ValueError: Shapes do not match each other or the plan.
         """
         kind = q.device.type
         if torch.is_autocast_enabled(kind):
             to = torch.get_autocast_dtype(kind)
-            with torch.autocast(kind, enabled=False):  # or the forward pass alone would use that dtype inside
+            with torch.autocast(kind, enabled=False):  # otherwise only the forward pass would use that dtype
                 cast = (each if each.dtype == torch.float64 else each.to(to) for each in (q, k, v))
                 return self(*cast, scale=scale, window=window, softcap=softcap, sinks=sinks)
         self._check(q, k, v, sinks)
-        if isinstance(q, FakeTensor):  # shape inference, maybe on this rank alone: no communication
+        if isinstance(q, FakeTensor):  # shape inference, perhaps on this rank only: no communication
             return q.new_empty(*q.shape[:-1], v.shape[-1])
         self.calls[window] = self.calls.get(window, 0) + 1
         scores = Scores(q.shape[-1] ** -0.5 if scale is None else scale, softcap)
@@ -113,7 +112,7 @@ class Attend:
         return out
 
     def layer(self, window: int | None) -> AttendLayer:
-        """Returns the exchange and kernel of layers with a window, which are made once."""
+        """Returns the cached exchange and kernel of layers with a window."""
         if window not in self.layers:
             plan = self.plan.windowed(window)
             alone = plan.ranks == 1
@@ -122,11 +121,11 @@ class Attend:
         return self.layers[window]
 
     def __repr__(self) -> str:
-        """Shows the plan's sizes, equal for all sequences of one length."""
+        """Returns the plan's sizes, equal for all sequences of one length."""
         return f"Attend({self.plan.local_tokens} tokens on rank {self.rank} of {self.plan.ranks})"
 
     def prefetched(self, layer: AttendLayer, k: torch.Tensor, v: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yields the blocks of each head; the next head travels while the caller, who frees them, uses one."""
+        """Yields the blocks of each head, to be freed by the caller, and fetches the next head meanwhile."""
         heads = zip(k.split(1, 1), v.split(1, 1), strict=True)
         by_block = (torch.cat(both, -1).unflatten(2, (-1, self.plan.blocks.block)) for both in heads)
         fetches = map(layer.exchange.fetch, (blocks.permute(2, 0, 1, 3, 4).contiguous() for blocks in by_block))
@@ -134,24 +133,24 @@ class Attend:
         while pending is not None:
             arrived = [pending()]
             pending = next(fetches, None)
-            yield arrived.pop()  # or this frame would hold the blocks, too
+            yield arrived.pop()  # otherwise this frame would hold the blocks
 
     def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> None:
         tokens = self.plan.local_tokens
         shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         if any(each.ndim != 4 or each.shape[2] != tokens for each in (q, k, v)):
             raise ValueError(
-                f"{shapes}; this rank has {tokens} places: give (batch, heads, {tokens}, width), tokens as "
+                f"{shapes}; this rank has {tokens} places: pass (batch, heads, {tokens}, width), tokens as "
                 "ContextBatch cuts them. A cache of earlier keys is not supported: call the model with use_cache=False"
             )
         if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-            raise ValueError(f"{shapes}; batches, heads of keys and values, and widths of queries and keys are equal")
+            raise ValueError(f"{shapes}; use equal batches, heads of keys and values, and widths of queries and keys")
         if q.shape[1] % k.shape[1] != 0:
             raise ValueError(f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} heads of keys and values")
         if sinks is not None and sinks.shape != (q.shape[1],):
-            raise ValueError(f"sinks have shape {tuple(sinks.shape)}; give one for each of {q.shape[1]} query heads")
+            raise ValueError(f"sinks have shape {tuple(sinks.shape)}; pass one for each of {q.shape[1]} query heads")
         if not q.dtype == k.dtype == v.dtype:
-            raise TypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; use one type")
+            raise TypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; use one dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +162,11 @@ class AttendLayer:
 
 
 def _check_agreement(plan: ContextPlan, group: Any, device: torch.device) -> int:
-    """Compares the plans of all ranks of a group by their hashes; returns this rank's place in the group."""
+    """Compares the plans of all ranks of a group by their hashes; returns this rank's index in the group."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     if size != plan.ranks:
         raise ValueError(
-            f"the plan is for {plan.ranks} ranks and the group has {size}; plan with ranks={size}, or pass the group "
+            f"the plan is for {plan.ranks} ranks, but the group has {size}; plan with ranks={size}, or pass the group "
             "of the ranks that share this sequence"
         )
     own = torch.tensor([int(plan.digest()[:15], 16)], dtype=torch.int64, device=device)
@@ -178,7 +177,7 @@ def _check_agreement(plan: ContextPlan, group: Any, device: torch.device) -> int
     others = [place for place, each in enumerate(hashes) if each != usual]
     if others:
         raise RankFailedError(
-            f"ranks {others} of the context group have another mask, block size or distribution than the rest; all "
+            f"ranks {others} of the context group have a different mask, block size or distribution; all "
             "ranks of a context group need the same sequence: load data by the data-parallel rank, not by the global "
             "one",
             ranks=others,
@@ -227,7 +226,7 @@ class _Attention(torch.autograd.Function):
             if dsinks is not None:
                 dsinks[own] = more[0]
             del kv
-            _store(back, dk, dv)  # the last head's gradients travelled during this one's computation
+            _store(back, dk, dv)  # the last head's gradients were sent during this computation
             back = head, layer.exchange.return_gradient(dkv)
             del dkv
         _store(back, dk, dv)
@@ -235,7 +234,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _query_heads(q: torch.Tensor, k: torch.Tensor) -> list[slice]:
-    """Returns the heads of queries of each head of keys."""
+    """Returns the query heads of each key head."""
     share = q.shape[1] // k.shape[1]
     return [slice(head * share, (head + 1) * share) for head in range(k.shape[1])]
 
@@ -249,22 +248,22 @@ def _store(back: tuple[int, Pending] | None, dk: torch.Tensor, dv: torch.Tensor)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ContextBatch:
-    """A rank's part of a batch, cut from the whole sequence after the labels are shifted.
+    """A rank's part of a batch, cut from the whole sequence after shifting the labels.
 
-    Encoders run on the whole sequence, and their outputs are merged into embeddings before these are cut.
+    Encoders run on the whole sequence, and their outputs are merged into the embeddings before the cut.
     """
 
     attend: Attend
 
     def cut(self, values: torch.Tensor, *, dim: int = 1, fill: float = 0) -> torch.Tensor:
-        """Returns this rank's places of a tensor along its tokens; gradients flow back to the whole.
+        """Returns this rank's places of a tensor along its tokens; differentiable.
 
-        Empty places have the value ``fill``.
+        Empty places are ``fill``.
         """
         plan = self.attend.plan
         if values.shape[dim] != plan.mask.num_tokens:
             raise ValueError(
-                f"the tensor of shape {tuple(values.shape)} has {values.shape[dim]} tokens in dimension {dim} and the "
+                f"the tensor of shape {tuple(values.shape)} has {values.shape[dim]} tokens in dimension {dim}, but the "
                 f"mask {plan.mask.num_tokens}; cut whole sequences, each once"
             )
         order = torch.from_numpy(plan.order_of(self.attend.rank)).to(values.device)
@@ -274,7 +273,7 @@ class ContextBatch:
         return local.masked_fill((order < 0).view(shape), fill)
 
     def shift(self, labels: torch.Tensor) -> torch.Tensor:
-        """Returns the label of each token's successor in its document, -100 without one, for the whole sequence."""
+        """Returns the label of each token's successor in its document (-100 without one), for the whole sequence."""
         documents = self.attend.plan.mask.documents
         follows = np.r_[(documents[1:] == documents[:-1]) & (documents[1:] >= 0), False]
         shifted = torch.cat([labels[:, 1:], labels[:, :1]], 1)
@@ -290,8 +289,8 @@ class ContextBatch:
     ) -> dict[str, Any]:
         """Returns the keywords of a Hugging Face language model on this rank.
 
-        Its loss is this rank's part of the sum over all tokens of the sequence divided by their number: losses and
-        gradients of ranks are added, never averaged.
+        The model's loss is this rank's part of the mean over all tokens of the sequence: losses and gradients of ranks
+        are summed, not averaged.
 
         Args:
             input_ids: Of the whole sequence, (batch, tokens); or
@@ -300,7 +299,7 @@ class ContextBatch:
             position_ids: Of the whole sequence, tokens last; None: from 0 in each document.
 
         Raises:
-            ValueError: Ids and embeddings are both given or both missing, or a tensor's number of tokens differs.
+            ValueError: Both or none of ids and embeddings are passed, or a tensor's number of tokens differs.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass either input_ids or inputs_embeds of the whole sequence")
@@ -316,7 +315,7 @@ class ContextBatch:
 
 
 def shifted_labels(batch: ContextBatch, labels: torch.Tensor) -> dict[str, Any]:
-    """Returns a Hugging Face model's keywords for labels of whole sequences: this rank's labels, and their number."""
+    """Returns a Hugging Face model's keywords for labels of whole sequences: this rank's labels and their number."""
     shifted = batch.shift(labels)
     own = batch.cut(shifted, fill=IGNORED)
     return {"labels": own, "shift_labels": own, "num_items_in_batch": (shifted != IGNORED).sum()}

@@ -1,7 +1,7 @@
 """Messages between context ranks: keys and values, rows of encoded items, gradients of parameters.
 
-A rank's keys and values are one tensor ``(blocks, batch, heads, block, width)``, side by side in its last dimension: a
-block is contiguous in memory, and exchanges cut along the first dimension.
+A rank's keys and values are one tensor ``(blocks, batch, heads, block, width)``, concatenated along the last dimension:
+a block is contiguous in memory, and exchanges cut along the first dimension.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from mosaic.context.items import ItemShare
 from mosaic.context.plan import ContextPlan
 
-# The names of torch 2.13, and before it.
+# names of torch 2.13, and before
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -25,11 +25,11 @@ Pending = Callable[[], torch.Tensor]
 
 
 class Alone:
-    """One rank, without communication; the base of the exchange of several.
+    """The exchange of one rank, without communication; base of the exchange of several.
 
     Attributes:
-        column_of: Place of each block of the sequence among the fetched ones; -1 for others.
-        num_blocks: Fetched blocks, including empty ones.
+        column_of: Index of each block of the sequence among the fetched ones; -1 for others.
+        num_blocks: Number of fetched blocks, including empty ones.
     """
 
     def __init__(self, plan: ContextPlan) -> None:
@@ -37,11 +37,11 @@ class Alone:
         self.num_blocks = plan.distribution.slots
 
     def fetch(self, own: torch.Tensor) -> Pending:
-        """Starts to fetch the blocks that this rank reads, including its own."""
+        """Starts fetching the blocks that this rank reads, including its own."""
         return lambda: own
 
     def return_gradient(self, gradient: torch.Tensor) -> Pending:
-        """Starts to return the gradients of fetched blocks; the result is the sum for own blocks."""
+        """Starts returning the gradients of fetched blocks; the result is the sum for own blocks."""
         return lambda: gradient
 
 
@@ -72,7 +72,7 @@ class FetchNeeded(Alone):
             arrived = received()
             own = arrived.new_zeros(self._slots, *arrived.shape[1:])
             for places, part in zip(self._sent.split(self._out), arrived.split(self._out), strict=True):
-                own[places] += part  # each place once in a part: the sum is the same in every run
+                own[places] += part  # unique places in a part make the sum deterministic
             return own
 
         return summed
@@ -81,7 +81,7 @@ class FetchNeeded(Alone):
         arrived = blocks.new_empty(sum(received), *blocks.shape[1:])
         work = dist.all_to_all_single(arrived, blocks, received, sent, group=self._group, async_op=True)
 
-        def wait(_: torch.Tensor = blocks) -> torch.Tensor:  # holds the tensor that the exchange reads
+        def wait(_: torch.Tensor = blocks) -> torch.Tensor:  # keeps the input of the exchange alive
             work.wait()
             return arrived
 
@@ -89,15 +89,15 @@ class FetchNeeded(Alone):
 
 
 def gather_items(features: torch.Tensor, share: ItemShare, group: Any = None) -> torch.Tensor:
-    """Returns the rows of all items, in their order, on every rank.
+    """Returns the rows of all items in order, on every rank.
 
-    The call is collective, also for ranks without items, and every rank has to run the backward pass through the
-    result: a rank's loss covers its own tokens, and the gradients of a row are summed at its owner.
+    The call is collective, also for ranks without items, and every rank must run the backward pass through the result:
+    a rank's loss covers its own tokens, and gradients of a row are summed at its owner.
 
     Args:
-        features: Encoder outputs of this rank's items, in their order: (rows, width).
+        features: Encoder outputs of this rank's items in order: (rows, width).
         share: Assignment of items to ranks.
-        group: Process group of the context ranks; None: the default one.
+        group: Process group of the context ranks; None: the default group.
     """
     alone = share.ranks == 1 and group is None
     rank, size = (0, 1) if alone else (dist.get_rank(group), dist.get_world_size(group))
@@ -110,13 +110,13 @@ def gather_items(features: torch.Tensor, share: ItemShare, group: Any = None) ->
         return features
     padded = torch.nn.functional.pad(features, (0, 0, 0, share.room - len(features)))
     if torch.is_grad_enabled() and features.is_floating_point():
-        padded = padded.requires_grad_()  # or this rank would skip the backward pass, and the others wait for it
+        padded = padded.requires_grad_()  # otherwise this rank would skip the backward pass, and the others would wait
     gathered: torch.Tensor = _Gathered.apply(padded, share.ranks, group)
     return gathered.index_select(0, torch.from_numpy(share.order()).to(features.device))
 
 
 class _Gathered(torch.autograd.Function):
-    """The rows of all ranks, which have as many."""
+    """Gathers equal numbers of rows from all ranks."""
 
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, ranks: int, group: Any) -> torch.Tensor:
@@ -134,13 +134,13 @@ class _Gathered(torch.autograd.Function):
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter], group: Any = None) -> None:
-    """Adds the gradients of all ranks of a group, in place; a gradient that no rank has stays None.
+    """Sums the gradients of all ranks of a group, in place; a gradient that no rank has stays None.
 
-    A rank without a gradient, such as one without an image, adds zeros: all ranks call this with the same parameters.
+    A rank without a gradient, such as one without an image, adds zeros. All ranks pass the same parameters.
 
     Args:
         parameters: In the same order on every rank; frozen ones are skipped.
-        group: Process group of the context ranks; None: the default one.
+        group: Process group of the context ranks; None: the default group.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:

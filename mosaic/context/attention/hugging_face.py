@@ -1,8 +1,8 @@
-"""Hugging Face's language models under context parallelism, without code for any family.
+"""Context parallelism for Hugging Face language models, without code per family.
 
-A registered attention function replaces theirs; ``ContextBatch.inputs`` makes the model's keywords. Scale, sliding
-window, soft cap and sinks are those that each layer passes to the function. Models that would silently compute other
-numbers are rejected: by their configuration before they run, or in the layer.
+A registered attention function replaces theirs; ``ContextBatch.inputs`` makes the model's keywords. Each layer passes
+its scale, sliding window, soft cap and sinks to the function. Models that would silently compute other numbers are
+rejected by their configuration, or in the layer.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from mosaic.context.attention.attend import Attend
 from mosaic.errors import UnsupportedModelError
 
 NAME = "mosaic_context"
-"""Name of the attention function."""
+"""Name of the registered attention function."""
 _BIASES = ("sinks", "position_bias", "indices", "block_indices")
-"""Keywords of layers that alter scores or leave keys out in ways that attention over ranks does not have."""
+"""Unsupported keywords of layers, which change scores or mask keys."""
 _CALLS: ContextVar[tuple[Attend | None, ...]] = ContextVar("mosaic_context", default=())
-"""The ``context`` of each call in progress, for layers that drop their keywords."""
+"""The ``context`` of the current call, for layers that drop their keywords."""
 _STRETCHED = {"dynamic", "longrope"}
-"""Rotary positions that depend on the greatest position of a call."""
-_SECOND_MASK = "attention_mask is given beside context; the plan has the mask already: leave it out"
+"""Rotary types that depend on the largest position of a call."""
+_SECOND_MASK = "attention_mask is passed beside context; leave it out, because the plan has the mask"
 
 
 class Attached:
-    """A model that attends over context ranks, and whose calls are checked."""
+    """A model that attends over context ranks, with checked calls."""
 
     def __init__(self, model: Any) -> None:
         self._restore, self._calls = use_attention(model), Counter[int | None]()
@@ -41,7 +41,7 @@ class Attached:
         )
 
     def remove(self) -> None:
-        """Restores the model's own attention."""
+        """Restores the model's attention."""
         for hook in self._hooks:
             hook.remove()
         self._restore()
@@ -55,7 +55,7 @@ class Attached:
 
 
 def attach(model: nn.Module) -> Attached:
-    """Makes a model's layers attend over context ranks, and checks each call; returns a handle with ``remove()``.
+    """Makes a model's layers attend over context ranks and checks each call; returns a handle with ``remove()``.
 
     Args:
         model: A ``PreTrainedModel`` of transformers whose layers see the whole sequence or a sliding window.
@@ -65,7 +65,7 @@ def attach(model: nn.Module) -> Attached:
 
 
 def layer_windows(model: Any) -> tuple[int | None, ...]:
-    """Returns the sliding window of each layer by a model's configuration, None for layers without one."""
+    """Returns the sliding window of each layer by a model's configuration; None for layers without one."""
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
@@ -73,14 +73,14 @@ def layer_windows(model: Any) -> tuple[int | None, ...]:
 
 
 def use_attention(model: Any) -> Callable[[], None]:
-    """Makes a model's layers call ``attention``; returns a function that restores their own."""
+    """Makes a model's layers call ``attention``; returns a function that restores the original."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attention)
     before: str = model.config._attn_implementation
     if before == NAME:
         raise UnsupportedModelError(
-            f"{type(model).__name__} attends over context ranks already; attach a model once, and call remove() of "
+            f"{type(model).__name__} already attends over context ranks; attach a model once, and call remove() of "
             "the handle before you attach it again"
         )
     model.set_attn_implementation(NAME)
@@ -111,9 +111,9 @@ def check_calls(model: Any, attend: Attend, before: Mapping[int | None, int]) ->
     if calls == windows:
         return
     total, layers = calls.total(), windows.total()
-    reason = "others saw this rank's tokens alone"
+    reason = "the others saw only this rank's tokens"
     if total == layers:
-        reason = f"their windows are {dict(windows)} by the configuration, and they passed {dict(calls)}"
+        reason = f"the configuration has windows {dict(windows)}, but layers passed {dict(calls)}"
     raise UnsupportedModelError(
         f"{total} of {layers} layers of {type(model).__name__} attended over context ranks; {reason}: train it "
         "without context parallelism"
@@ -127,10 +127,9 @@ def check_config(model: Any) -> None:
     name = type(model).__name__
     if not hasattr(model, "config"):
         raise UnsupportedModelError(
-            f"{name} is not a model of transformers; attach the language model in it, or call Attend in layers of your "
-            "own"
+            f"{name} is not a model of transformers; attach its language model, or call Attend in layers of your own"
         )
-    inner = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), model)  # inside of peft's
+    inner = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), model)  # inside peft's
     config = model.config.get_text_config()
 
     def get(field: str) -> Any:
@@ -142,18 +141,18 @@ def check_config(model: Any) -> None:
     stretched = ", ".join(map(repr, sorted(_STRETCHED & rope_kinds)))
     both_ways = get("use_bidirectional_attention") in (True, "all") and any(layer_windows(model))
     refusals: dict[str, Any] = {
-        "has an encoder and a decoder; mask words are for decoders: attach that": get("is_encoder_decoder"),
-        f"has layers of {strange}; mask words and windows cannot express them: build it from a configuration with "
+        "has an encoder and a decoder; mask words are for decoders: attach the decoder": get("is_encoder_decoder"),
+        f"has layers of {strange}; mask words and windows cannot express them: build it with "
         "layer_types=['full_attention', ...] if it may see everything": strange,
-        "has windows in both directions; mask words express windows that look back: use another model": both_ways,
+        "has windows in both directions; mask words express only backward windows: use another model": both_ways,
         "adds a loss of its router, which each rank would count over its own tokens: set "
         "output_router_logits=False": get("output_router_logits"),
         f"has attention_dropout={dropout}; ranks would drop different pairs than one rank does: set it to 0": dropout,
-        "takes no position_ids and would count this rank's tokens, which are not in a row: use another "
+        "takes no position_ids and would count this rank's tokens, which are not adjacent: use another "
         "model": "position_ids" not in inspect.signature(inner.forward).parameters,
-        f"has rope_type={stretched}, which depends on the greatest position of a call, and ranks have different ones: "
+        f"has rope_type={stretched}, which depends on the largest position of a call, which differs between ranks: "
         "use another, such as 'yarn'": stretched,
-        "has attn_temperature_tuning, which counts this rank's tokens whatever their positions: set it to False": get(
+        "has attn_temperature_tuning, which counts this rank's tokens instead of positions: set it to False": get(
             "attn_temperature_tuning"
         ),
     }
@@ -177,18 +176,18 @@ def attention(
     context: Attend | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function of transformers' layers; ``context`` comes from the layer, or from the model's call."""
+    """Attention function of transformers' layers; ``context`` comes from the layer or from the model's call."""
     context = context or next(reversed(_CALLS.get()), None)
     if context is None:
         raise ValueError(
             f"{type(module).__name__} was called without context; call the model with ContextBatch(...).inputs(...). "
-            "Layers that drop their keywords, as StableLM's do, cannot be recomputed: use no gradient checkpointing"
+            "Layers that drop their keywords, such as StableLM's, cannot be recomputed: disable gradient checkpointing"
         )
     options = {"dropout": dropout or None, **options}
     biases = [name for name in ("dropout", *_BIASES) if options.get(name) is not None]
     if biases:
         raise UnsupportedModelError(
-            f"{type(module).__name__} asks for {', '.join(biases)}; attention over context ranks does not support it: "
+            f"{type(module).__name__} passes {', '.join(biases)}, which attention over context ranks does not support: "
             "set it to 0 or None in the configuration, or train the model without context parallelism"
         )
     if attention_mask is not None:
@@ -203,17 +202,17 @@ def _check_call(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str
     is_shifted, is_counted = get("shift_labels") is not None, get("num_items_in_batch") is not None
     refusals: dict[str, object] = {
         f"{type(model).__name__} attends over context ranks; call it with ContextBatch(...).inputs(...)": not attends,
-        f"{len(arguments)} arguments are given without their names, such as an attention_mask; give all but "
-        "input_ids by name": len(arguments) > 1,
+        f"{len(arguments)} arguments are positional, such as an attention_mask; pass all except "
+        "input_ids as keywords": len(arguments) > 1,
         "output_router_logits adds a loss of the router, which each rank would count over its own tokens: leave it "
         "out": get("output_router_logits"),
         _SECOND_MASK: get("attention_mask") is not None,
         "a cache of keys and values is not supported; call the model with use_cache=False": is_cached,
-        "position_ids are missing, and a rank's tokens are not in a row; use ContextBatch.inputs()": get("position_ids")
+        "position_ids are missing, but a rank's tokens are not adjacent; use ContextBatch.inputs()": get("position_ids")
         is None,
-        "labels are given without shift_labels; the model would shift them over neighbours on this rank: shift them "
+        "labels are passed without shift_labels; the model would shift them over neighbours on this rank: shift them "
         "on the whole sequence, as ContextBatch.inputs(labels=...) does": get("labels") is not None and not is_shifted,
-        "num_items_in_batch is missing; the model would divide by this rank's own labels: give the number of labels "
+        "num_items_in_batch is missing; the model would divide by this rank's labels: pass the number of labels "
         "of the whole sequence, as ContextBatch.inputs(labels=...) does": is_shifted and not is_counted,
     }
     for reason, is_refused in refusals.items():

@@ -1,4 +1,4 @@
-"""Kernels of local attention: plain torch, a block of queries at a time, and compiled FlexAttention on CUDA."""
+"""Kernels of local attention: plain torch by blocks of queries, and compiled FlexAttention on CUDA."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ FLEX_BLOCK = 128
 """Tile of compiled FlexAttention, in tokens of queries and of keys."""
 
 Rule = Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Visibility by batch, head, place of the query and place of the key."""
+"""Visibility by batch, head, query place and key place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scores of one call: products of queries and keys, scaled and maybe capped, and sinks beside them."""
+    """The scores of one call: scaled, optionally capped products of queries and keys, and sinks."""
 
     scale: float
     softcap: float | None = None
     """Scores become ``softcap * tanh(score / softcap)`` (Gemma 2)."""
     sinks: torch.Tensor | None = None
-    """Shape (query heads,): a score of each head that takes a share and adds no value (GPT-OSS)."""
+    """Shape (query heads,): a score per head without a value (GPT-OSS)."""
 
     def of(self, heads: slice, sinks: torch.Tensor | None) -> Scores:
-        """Returns the scores of some heads, with their part of all sinks."""
+        """Returns the scores of some heads, with their sinks."""
         return Scores(self.scale, self.softcap, None if sinks is None else sinks[heads])
 
 
@@ -44,9 +44,9 @@ class _Row:
 
     queries: slice
     columns: torch.Tensor
-    """Places of its visible blocks of keys, in the order of the sequence."""
+    """Places of its visible key blocks, in sequence order."""
     partial: torch.Tensor
-    """Places, among these blocks' keys, of those in partially visible tiles."""
+    """Places of keys in partially visible tiles, within these blocks."""
     hidden: torch.Tensor
     """Hidden pairs of queries and ``partial``."""
 
@@ -59,10 +59,10 @@ class _Row:
 
 
 class BlockRows:
-    """Exact attention, one block of queries at a time, with a backward pass, which FlexAttention lacks on CPU cores.
+    """Exact attention by blocks of queries, with a backward pass, which FlexAttention lacks on CPU cores.
 
-    Each block of queries reads its blocks of keys in the order of the sequence, so its output and the gradient of its
-    queries have the same bits on any number of ranks. The backward pass computes each block again.
+    Each query block reads its key blocks in sequence order, so its output and its queries' gradient have the same bits
+    on any number of ranks. The backward pass recomputes each block.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class BlockRows:
             self._rows.append(_Row(slice(slot * block, (slot + 1) * block), columns, partial, hidden))
 
     def forward(self, q: torch.Tensor, kv: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, None]:
-        """Returns the output of some heads; the backward pass needs nothing more.
+        """Returns the output of some heads; saves nothing for backward.
 
         ``q`` is (batch, query heads, local tokens, width), ``kv`` (blocks, batch, heads, block, width + value width).
         """
@@ -95,7 +95,7 @@ class BlockRows:
     def backward(
         self, saved: None, q: torch.Tensor, kv: torch.Tensor, gradient: torch.Tensor, scores: Scores
     ) -> tuple[torch.Tensor, ...]:
-        """Returns the gradients of queries, and of fetched blocks and sinks, to be summed over ranks."""
+        """Returns the gradients of queries, and those of fetched blocks and sinks to be summed over ranks."""
         wide = torch.promote_types(kv.dtype, torch.float32)
         dq, dkv = torch.zeros_like(q), torch.zeros_like(kv, dtype=wide)
         dsinks = [] if scores.sinks is None else [torch.zeros_like(scores.sinks, dtype=wide)]
@@ -112,7 +112,7 @@ class BlockRows:
 
 
 def _inputs(row: _Row, q: torch.Tensor, kv: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, ...]:
-    """Returns a row's queries, its blocks of keys and values, and sinks, in at least 32 bits."""
+    """Returns a row's queries, key and value blocks, and sinks, in at least 32 bits."""
     wide = torch.promote_types(kv.dtype, torch.float32)
     inputs = (q[:, :, row.queries].contiguous(), kv.index_select(0, row.columns), scores.sinks)
     return tuple(each.to(wide) for each in inputs if each is not None)
@@ -121,7 +121,7 @@ def _inputs(row: _Row, q: torch.Tensor, kv: torch.Tensor, scores: Scores) -> tup
 def _attended(
     q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor | None = None, *, scores: Scores, hidden: torch.Tensor
 ) -> torch.Tensor:
-    """Computes attention of one block of queries to some blocks of keys, except for hidden pairs."""
+    """Computes attention of one query block to key blocks, except for hidden pairs."""
     k, v = kv.permute(1, 2, 0, 3, 4).flatten(2, 3).tensor_split([q.shape[-1]], -1)
     grouped = q.unflatten(1, (k.shape[1], -1))  # (batch, key heads, query heads of each, block, width)
     logits = torch.einsum("bgsqw,bgkw->bgsqk", grouped, k) * scores.scale
@@ -135,7 +135,7 @@ def _attended(
 
 
 class FlexKernel:
-    """Compiled FlexAttention, whose graph keeps no keys and values: the backward pass fetches them again."""
+    """Compiled FlexAttention without saved keys and values; the backward pass fetches them again."""
 
     def __init__(
         self, plan: ContextPlan, rank: int, column_of: npt.NDArray[np.int32], num_columns: int, device: torch.device
@@ -143,7 +143,7 @@ class FlexKernel:
         self._mask = block_mask(plan, rank, column_of, num_columns, device)
 
     def forward(self, q: torch.Tensor, kv: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, _Tape]:
-        """Returns the output and its graph; arguments as in ``BlockRows``."""
+        """Returns the output and its graph; arguments are those of ``BlockRows``."""
         cap = {} if scores.softcap is None else {"score_mod": _capped(scores.softcap)}
         attention = functools.partial(
             compiled_attention(), block_mask=self._mask, scale=scores.scale, enable_gqa=True, **cap
@@ -168,14 +168,14 @@ def _capped(softcap: float) -> Callable[..., torch.Tensor]:
 def _beside_sinks(
     attention: Callable[..., Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor
 ) -> torch.Tensor:
-    """Computes attention, of whose softmax each head's sink takes a share."""
+    """Computes attention with a sink in each head's softmax."""
     out, weight = attention(q, k, v, return_lse=True)
     scaled: torch.Tensor = out * torch.sigmoid(weight - sinks[:, None].to(weight.dtype)).unsqueeze(-1).to(out.dtype)
     return scaled
 
 
 class _Tape:
-    """An autograd graph without its keys and values, which the backward pass provides again."""
+    """An autograd graph without keys and values, which the backward pass provides again."""
 
     def __init__(self, attention: Callable[..., torch.Tensor]) -> None:
         self._attention = attention
@@ -190,7 +190,7 @@ class _Tape:
         return self._out.detach()
 
     def gradients(self, kv: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Returns the gradients of queries, keys, values and what came after them."""
+        """Returns the gradients of queries, keys, values and further inputs."""
         self._refetched = kv
         try:
             return torch.autograd.grad(self._out, self._leaves, gradient)
@@ -228,8 +228,8 @@ def block_mask(
 ) -> BlockMask:
     """Returns the mask of a rank's queries over fetched keys, equal to the result of ``create_block_mask``.
 
-    Lists are as wide as all columns, though few are used: compiled kernels on CPU need it, and another width for
-    another mask would compile again. Columns stand in the order of the sequence.
+    Lists have the width of all columns: compiled kernels on CPU need it, and other widths would compile again. Columns
+    are in sequence order.
     """
     tiles, slots, block = plan.tiles(rank), plan.distribution.slots, plan.blocks.block
     rows, columns = np.repeat(np.arange(tiles.num_rows), np.diff(tiles.offsets)), column_of[tiles.columns]
@@ -249,7 +249,7 @@ def block_mask(
 def make_rule(
     plan: ContextPlan, rank: int, column_of: npt.NDArray[np.int32], num_columns: int, device: torch.device
 ) -> Rule:
-    """Returns the rule of mask words for a rank's queries and fetched keys, by their places."""
+    """Returns the mask function of mask words for a rank's queries and fetched keys, by their places."""
     mask, block, window = plan.mask, plan.blocks.block, plan.blocks.window
     keys = np.full((num_columns, block), -1, np.int64)  # -1 for empty places
     fetched = np.flatnonzero(column_of >= 0)
@@ -265,7 +265,7 @@ def make_rule(
     q_both = q_word & BOTH != 0
 
     def sees(batch: Any, head: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        same = (q_document[q] == k_document[k]) & (q_document[q] >= 0)  # or padding would see padding
+        same = (q_document[q] == k_document[k]) & (q_document[q] >= 0)  # otherwise padding would see padding
         attends = (q_word[q] >> k_stream[k]) & 1 != 0
         ahead = q_both[q] & (q_stream[q] == k_stream[k])
         behind = k_position[k] <= q_position[q]
@@ -280,8 +280,8 @@ def make_kernel(plan: ContextPlan, rank: int, exchange: Alone, device: torch.dev
     """Returns compiled FlexAttention on CUDA, block rows elsewhere."""
     if device.type == "cuda" and plan.blocks.block % FLEX_BLOCK:
         raise ValueError(
-            f"block={plan.blocks.block} is not a multiple of the {FLEX_BLOCK} tokens that compiled FlexAttention works "
-            f"on; plan with block={FLEX_BLOCK}, or {2 * FLEX_BLOCK} for FlashAttention on Blackwell"
+            f"block={plan.blocks.block} is not a multiple of {FLEX_BLOCK}, the tile of compiled FlexAttention; "
+            f"plan with block={FLEX_BLOCK}, or {2 * FLEX_BLOCK} for FlashAttention on Blackwell"
         )
     kernel = FlexKernel if device.type == "cuda" else BlockRows
     return kernel(plan, rank, exchange.column_of, exchange.num_blocks, device)

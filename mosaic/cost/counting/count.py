@@ -64,12 +64,12 @@ def count_module(
         autocast: Target dtype of CUDA's autocast; None: no casts.
         batch: Number of samples to count: every tensor with ``rows`` rows gets this number.
         rows: Number of samples in the arguments; by default their most frequent first dimension.
-        with_data: If True, computes on copies with data, for a module whose operators depend on values. layers: Counts
-        of layers so far, shared between modules and sizes of one unchanged model.
+        with_data: If True, computes on copies with data, for a module whose operators depend on values.
+        layers: Counts of layers so far, shared between modules and sizes of one unchanged model.
 
     Raises:
         UnsupportedModelError: The call fails on tensors without data, because its operators depend on values or an
-    operator has no shape function. The message has the operator; profile such a module.
+            operator has no shape function. The message has the operator; profile such a module.
     """
     call_inputs = (tuple(args), dict(kwargs or {}))
     survey = _FakeCopies(None)

@@ -32,7 +32,7 @@ class StageEvaluator:
     Attributes:
         countdown: Remaining effort.
         num_unresolved: Placements that CP-SAT abandoned at its limit. Their targets count as unmet, so the latency of
-    their stage may be above the optimum.
+            their stage may be above the optimum.
     """
 
     def __init__(

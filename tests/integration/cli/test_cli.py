@@ -40,7 +40,7 @@ def test_missing_and_unwritable_files_are_found_before_torch_is_loaded():
     answer = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
     absent, unwritable = answer.stderr.splitlines()
-    assert absent == "mosaic: there is no file absent.py"
+    assert absent == "mosaic: absent.py does not exist; name a Python file"
     assert "cannot write" in unwritable
 
 

@@ -14,7 +14,7 @@ from mosaic.errors import BackendUnavailableError
 
 WRONG = [
     # The model.
-    (1, "profile --model nowhere.py:make", "there is no file nowhere.py"),
+    (1, "profile --model nowhere.py:make", "nowhere.py does not exist"),
     (1, "profile --model {FILE}:absent", "has no function 'absent'"),
     (1, "profile --model {FILE}:fails", "RuntimeError: no data today"),
     (1, "profile --model {FILE}:wrong", "returned int"),
@@ -22,12 +22,12 @@ WRONG = [
     (2, "profile --model {FILE}:narrow", "pass one batch that the model accepts"),
     (2, "profile --model zoo:blip-tiny", "unknown model 'blip'; choose one of: clip, qwen3-vl"),
     (2, "profile --model zoo:blip", "unknown model 'blip'"),
-    (2, "profile --model zoo:clip", "it names no size; clip has tiny, gpu, paper, public"),
+    (2, "profile --model zoo:clip", "names no size; use zoo:clip-SIZE with one of: tiny, gpu, paper, public"),
     (2, "profile --model zoo:clip-huge", "unknown size of clip 'huge'; choose one of: tiny, gpu, paper"),
-    (2, "profile --model zoo:clip-tiny:0", "asks for a batch of '0'"),
+    (2, "profile --model zoo:clip-tiny:0", "batch='0' in 'zoo:clip-tiny:0'"),
     (2, "profile --model zoo:clip-tiny:99999999999999999", "Storage size calculation overflowed"),
     # profile
-    (2, "profile --model {FILE}:make_small --degrees 0", "degrees from 1 on"),
+    (2, "profile --model {FILE}:make_small --degrees 0", "degrees=(0, 1); use 1 or more"),
     (2, "profile --model {FILE}:make_small --degrees 2 --cluster abacus", "unknown device 'abacus'"),
     (4, "profile --model {FILE}:make --backend cuda", "needed: an NVIDIA driver"),
     # plan
@@ -40,9 +40,9 @@ WRONG = [
     (2, "plan --model {FILE}:make --picture plan.jpg", "ends in '.jpg'; use .png or .svg"),
     (1, "plan absent.json", "cannot read absent.json"),
     (1, "plan /dev/zero", "cannot read /dev/zero: it is not a regular file"),
-    (2, "plan --context 8 --tokens 16000000", "tokens=16000000 are over 8192 blocks of 128; use --block 2048"),
+    (2, "plan --context 8 --tokens 16000000", "tokens=16000000 exceed 8192 blocks of 128; use --block 2048"),
     (2, "plan --context 8 --tokens 512", "4 blocks for 8 ranks; each rank needs one: use fewer ranks, smaller blocks"),
-    (2, "plan --context 0", "context=0, tokens=16384; use 1 or more of each"),
+    (2, "plan --context 0", "context=0, tokens=16384; use 1 or more for each"),
     (2, "plan --context 8 --seed -1", "seed=-1; use 0 to 4294967295"),
     (1, "plan --context 2 --mask {FILE}:fails", "fails raised RuntimeError: no data today"),
     (2, "plan --context 2 --mask sparse", "'sparse' is not FILE:FUNCTION; write it as train.py:make, or causal"),
@@ -63,7 +63,7 @@ WRONG = [
     (1, "run --model {FILE}:loss_of_rows", "the loss is of shape (4, 8); let the factory return a function"),
     (1, "run --model {FILE}:loss_of_no_kind", "returned a loss of type float; use a function of the output"),
     (4, "bench pool", "needed: an NVIDIA driver"),
-    (2, "bench pool --backend host:1", "device 1 is not there"),
+    (2, "bench pool --backend host:1", "device 1 does not exist"),
     (2, "bench pool --backend host --seconds -1", "a budget is not negative"),
     (2, "bench pool --backend tpu", "choose one of: cuda, host, or cuda:1"),
 ]

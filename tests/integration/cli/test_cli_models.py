@@ -63,9 +63,9 @@ launch, sms, bandwidth = (lambda kind=kind: make(kind) for kind in TOWERS)
 @pytest.mark.parametrize(
     ("kind", "bound", "words"),
     [
-        ("launch", "launch-bound", "an eager step takes at least that"),
+        ("launch", "launch-bound", "an eager step takes at least this time"),
         ("sms", "SM-bound", "launches do not bound it"),
-        ("bandwidth", "bandwidth-bound", "another module can compute on the rest"),
+        ("bandwidth", "bandwidth-bound", "another module can compute on the others"),
     ],
 )
 def test_each_kind_of_bound_is_named_for_a_gpu_that_is_not_there(

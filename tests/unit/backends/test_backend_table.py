@@ -27,8 +27,8 @@ def no_answer() -> Any:
     [
         (installed(("streams", "12.5")), lambda: (), 0, r"too old .*found: CUDA 12.4, without cu.*needed: CUDA 12.5"),
         (installed(), no_answer, 0, "does not answer .*found: no device"),
-        (installed(), lambda: (), 0, "no GPU number 0.*found: 0 GPUs"),
-        (installed(("placement", "13.1")), lambda: (SimpleNamespace(),), 1, "no GPU number 1.*found: 1 GPUs"),
+        (installed(), lambda: (), 0, "GPU 0 does not exist.*found: 0 GPUs"),
+        (installed(("placement", "13.1")), lambda: (SimpleNamespace(),), 1, "GPU 1 does not exist.*found: 1 GPUs"),
     ],
 )
 def test_what_a_gpu_lacks_is_named(
@@ -43,14 +43,14 @@ def test_what_a_gpu_lacks_is_named(
 def test_the_host_is_one_device_with_one_kind_of_slot():
     backend = default_backend(torch.device("cpu"))
     assert (backend.name, backend.api) == ("host", None)
-    with pytest.raises(ValueError, match="has one, 0"):
+    with pytest.raises(ValueError, match="has only device 0"):
         open_backend("host", 1)
 
 
 def test_what_the_table_does_not_have_is_an_error_that_names_what_it_has():
     with pytest.raises(ValueError, match="unknown backend 'tpu'; choose one of: cuda, host"):
         open_backend("tpu")
-    with pytest.raises(TypeError, match="backend=3 is a int; use a backend, or a name such as 'host'"):
+    with pytest.raises(TypeError, match="backend=3 is a int; use a backend or a name such as 'host'"):
         open_backend(3)  # type: ignore[arg-type]
     with pytest.raises(BackendUnavailableError, match="found: device meta; needed: cuda, cpu"):
         default_backend(torch.device("meta"))

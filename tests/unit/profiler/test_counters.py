@@ -51,9 +51,9 @@ class FakeNvml:
 @pytest.mark.parametrize(
     ("nvml", "reason"),
     [
-        (FakeNvml(supported=False), "no GPM; it takes Hopper"),
-        (FakeNvml(), "made no metric of them, as on a virtual GPU"),
-        *((FakeNvml(call), f"NVML refuses: {call}: insuff") for call in ("nvmlInit", "nvmlGpmSampleGet")),
+        (FakeNvml(supported=False), "no GPM; it needs Hopper"),
+        (FakeNvml(), "returned no metric, as on a virtual GPU"),
+        *((FakeNvml(call), f"NVML raised: {call}: insuff") for call in ("nvmlInit", "nvmlGpmSampleGet")),
     ],
 )
 def test_a_gpu_without_counters_or_rights_says_why_and_is_no_error(nvml: FakeNvml, reason: str):

@@ -72,19 +72,19 @@ def test_a_module_that_runs_out_of_memory_at_one_quota_is_infeasible_there_and_t
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
-        (ValueError("odd length"), UnsupportedModelError, r"ValueError: odd length\. Mend"),
+        (ValueError("odd length"), UnsupportedModelError, "ValueError: odd length; fix"),
         (torch.OutOfMemoryError("no more"), UnstableMeasurementError, "out of memory: no more"),
     ],
 )
 def test_a_module_that_fails_everywhere_is_an_error_with_its_name_and_text(
     error: Exception, kind: type[Exception], said: str
 ):
-    with pytest.raises(kind, match=f"'right' ran at no quota; it raised {said}"):
+    with pytest.raises(kind, match=f"'right' failed at every quota with {said}"):
         profiled(TwoTowers(right=Fails(error, 1, 2, 3)), slots=3)
 
 
 def test_degrees_are_composed_of_a_share_of_the_batch_and_communication():
-    with pytest.raises(ValueError, match=r"degrees \(1, 2\) need communication"):
+    with pytest.raises(ValueError, match=r"degrees=\(1, 2\) need a network"):
         profiled(degrees=[2])
     rows: SimpleQueue[int] = SimpleQueue()  # which is not restored, though a hook encloses it
     model = TwoTowers()
@@ -123,7 +123,7 @@ def test_where_time_is_up_from_the_start_two_quotas_of_each_module_are_measured_
     assert measured.points == [("left", 4), ("right", 4), ("left", 1), ("right", 1)]
     assert profile.pairs == ()
     assert profile.left_out == ("left at 3, 2 slots", "right at 3, 2 slots", "left beside right")
-    assert "profiling was over after 0.0 s; not measured: left at 3, 2 slots; right" in caplog.text
+    assert "profiling reached its limit of 0.0 s; not measured: left at 3, 2 slots; right" in caplog.text
     cost = CostModel.from_profile(profile)
     assert cost.quotas("left") == (1, 2, 3, 4)
     assert solve(profile.graph, cost, profile.device).stages

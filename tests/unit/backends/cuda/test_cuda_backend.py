@@ -35,7 +35,7 @@ def test_the_lane_of_all_slots_has_the_sms_that_the_split_leaves_over(driver: Fa
 
 
 def test_an_sm_target_is_refused_on_the_host():
-    with pytest.raises(BackendUnavailableError, match=r"sm_target cannot be had on the host backend"):
+    with pytest.raises(BackendUnavailableError, match=r"the host backend has no sm_target"):
         HostBackend(num_slots=2).with_sm_target()
 
 
@@ -106,7 +106,7 @@ def test_lanes_may_be_let_go_in_the_middle_of_borrowing(
     [
         (None, "torch cannot use the GPU"),
         (("1",), "torch does not see device 1"),
-        (("1", "3"), "another one than the driver's.*found: GPU-3 in torch; needed: GPU-2"),
+        (("1", "3"), "differs between torch and the driver.*found: GPU-3 in torch; needed: GPU-2"),
         (("1", "GPU-2"), ""),
         (("1", None), ""),
     ],

@@ -62,7 +62,7 @@ served = borrow(pool, ((0,),), ((2,),))
 result = [error_of(lambda: borrow(pool, ((0, 1),), ((2, 3),)))["text"], len(served.streams)]
 """
     text, served = run(fake_driver, body, devices="132:10.0", quirk="overlapping_groups")
-    assert "slots [0, 1] and the partition of slots [2, 3] were seen to share SM 15 (1 shared in all)" in text
+    assert "slots [0, 1] and the partition of slots [2, 3] share SM 15 (1 shared in total)" in text
     assert served == 2
 
 
