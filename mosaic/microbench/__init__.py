@@ -1,4 +1,4 @@
-"""Measurements of SM partitioning on any backend, one file per question, and the table of questions."""
+"""Measurements of SM partitioning on any backend: one file per question, and the table of questions."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ __all__ = ["QUESTIONS", "BenchSettings", "Budget", "Question", "Setup"]
 QUESTIONS: Mapping[str, Question] = MappingProxyType(
     {question.name: question for question in (POOL, SCALING, INTERFERENCE, ISOLATION, OVERLAP)}
 )
-"""Questions by name, in the best order to measure."""
+"""Questions by name, in order of measurement."""

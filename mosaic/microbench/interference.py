@@ -1,6 +1,6 @@
 """``interference``: the slowdown of two kernels on disjoint partitions, over quotas.
 
-SMs are divided; caches and memory bandwidth are not. Paper section 3.3 and Fig. 8.
+SMs are divided, caches and memory bandwidth are not. Paper section 3.3 and Fig. 8.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from mosaic.microbench.settings import LaneTimes, Spread, measure_beside
 from mosaic.microbench.variants import parts_of
 
 KERNELS = ("gemm", "attention", "elementwise", "launches")
-"""The kernels: two bound by arithmetic, one by bandwidth, one by launches."""
+"""Two kernels bound by arithmetic, one by bandwidth, one by launches."""
 
 
 def measure_interference(setup: Setup) -> Iterator[Row]:
-    """Times each pair of kernels, alone and side by side, at every split of the whole device in two.
+    """Times each pair of kernels alone and side by side, at every split of the device in two.
 
-    Even splits come first: they matter most in little time.
+    Even splits come first, for short time limits.
     """
     backend, settings = setup.backend, setup.settings
     splits = settings.splits(backend.device.num_slots)
     if not splits:
-        yield absent("kernels side by side", "the device has one slot, and two partitions need two")
+        yield absent("kernels side by side", "the device has one slot, but two partitions need two")
         return
     kernels = kernel_set(settings.scale, backend.torch_device, KERNELS)
     nearest = sorted(splits, key=lambda split: abs(split[0] - split[1]))
     with backend.open_lanes([part for split in splits for part in parts_of(split)]) as lanes:
-        prepare = cache(lambda kernel, side: kernel.prepare(backend.torch_device))  # each side has inputs of its own
+        prepare = cache(lambda kernel, side: kernel.prepare(backend.torch_device))  # separate inputs
         for split, (first, second) in product(nearest, combinations_with_replacement(kernels, 2)):
-            if first is second and split[0] > split[1]:  # a kernel beside itself is symmetric
+            if first is second and split[0] > split[1]:  # symmetric
                 continue
             if not setup.budget.allows(f"{first.name} beside {second.name} at {split[0]}+{split[1]} slots"):
                 continue
@@ -64,18 +64,18 @@ def _row(kernel: Kernel, beside: Kernel, split: tuple[int, int], times: LaneTime
 
 def _summary(result: Result) -> Sequence[str]:
     points = result.of("points")
-    lines = ["together counts only the calls during which the other kernel ran from beginning to end"]
+    lines = ["together: only calls during which the other kernel ran all the time"]
     if measured := [row for row in points if row.number("slowdown") is not None]:
         worst = max(measured, key=lambda row: row.number("slowdown") or 0)
         kernel, beside, quotas = worst.labels.values()
         lines.append(f"at most {worst.number('slowdown'):.2f} times as long: {kernel} beside {beside}, {quotas} slots")
     if missed := len(points) - len(measured):
-        lines.append(f"{missed} rows have no time together: no call lay inside the other's run")
+        lines.append(f"{missed} rows have no time together: the kernels did not overlap")
     return lines
 
 
 def _picture(result: Result, title: str, subtitle: str) -> Any:
-    """Draws the slow-down at the even split."""
+    """Draws the slowdown at the even split."""
     bars = []
     for row in result.of("points"):
         first, second = (int(quota) for quota in str(row.labels["quotas"]).split("+"))
@@ -83,12 +83,12 @@ def _picture(result: Result, title: str, subtitle: str) -> Any:
             name = f"{row.labels['kernel']} beside {row.labels['beside']}, {row.labels['quotas']} slots"
             text = f"{row.text('slowdown')}×"
             bars.append((name, str(row.labels["kernel"]), row.number("slowdown") or 0.0, text))
-    return bars_figure(title, subtitle, "slow-down at the even split; 1 is undisturbed", bars)
+    return bars_figure(title, subtitle, "slowdown at the even split; 1: no interference", bars)
 
 
 INTERFERENCE = Question(
     name="interference",
-    asks="how much do two kernels side by side slow each other?",
+    asks="how much do two kernels side by side slow each other down?",
     measure=measure_interference,
     title="Two kernels side by side, measured",
     of="points",

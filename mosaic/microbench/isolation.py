@@ -1,4 +1,4 @@
-"""``isolation``: the SMs that a partition really uses, and the delay of a short kernel by a long one beside it."""
+"""``isolation``: the SMs that a partition uses, and the delay of a short kernel beside a long one."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from mosaic.microbench.variants import UNAVAILABLE, open_variant, parts_of
 from mosaic.report.plan_view import slots_text
 
 DELAYED = ("partitions", "plain", "prioritised")
-"""Variants that time a short kernel beside a long one."""
+"""Variants for a short kernel beside a long one."""
 
 
 def measure_isolation(setup: Setup) -> Iterator[Row]:
-    """Times a short kernel beside long ones, then reads back the units of partitions: SMs, or cores on the host."""
+    """Times a short kernel beside long ones, then reads back the SMs (on the host, cores) of partitions."""
     yield from _delays(setup)
     if setup.budget.allows("SM ids"):
         yield from _partitions(setup)
 
 
 def _partitions(setup: Setup) -> Iterator[Row]:
-    """Yields a row for each partition of each layout: its units, those of a backward, and those it shares."""
+    """Yields a row per partition of each layout: its SMs, those of a backward, and shared ones."""
     backend, count = setup.backend, setup.backend.device.num_slots
     halves, quarters = (count // 2, count - count // 2), (count // 4,) * 4
     for quotas in dict.fromkeys([halves, quarters, (1,) * min(count, 16), (count,)]):
@@ -62,7 +62,7 @@ def _partitions(setup: Setup) -> Iterator[Row]:
 
 
 def _units_of_backward(backend: Backend, lane: Lane) -> set[int]:
-    """Returns the units of a backward that starts on the lane of its forward."""
+    """Returns the SMs of a backward that starts on the lane of its forward."""
     units: set[int] = set()
 
     class _Look(torch.autograd.Function):
@@ -86,11 +86,11 @@ def _units_of_backward(backend: Backend, lane: Lane) -> set[int]:
 def _delays(setup: Setup) -> Iterator[Row]:
     count = setup.backend.device.num_slots
     if count < 2:
-        yield absent("a short kernel beside a long one", "the device has one slot, and two partitions need two")
+        yield absent("a short kernel beside a long one", "the device has one slot, but two partitions need two")
         return
     dtype, scale = half_type(setup.backend.torch_device), setup.settings.scale
-    short = gemm({"tiny": 8, "host": 64, "gpu": 256}[scale], dtype)  # fills few SMs for a moment
-    long_kernels = (  # fill every SM: one bound by arithmetic, one by bandwidth
+    short = gemm({"tiny": 8, "host": 64, "gpu": 256}[scale], dtype)  # briefly fills few SMs
+    long_kernels = (  # fill all SMs: bound by arithmetic, and by bandwidth
         gemm({"tiny": 64, "host": 768, "gpu": 8192}[scale], dtype),
         elementwise({"tiny": 1 << 12, "host": 1 << 23, "gpu": 1 << 30}[scale], dtype),
     )
@@ -104,7 +104,7 @@ def _delays(setup: Setup) -> Iterator[Row]:
 
 
 def _delay(setup: Setup, kind: str, split: tuple[int, int], short: Kernel, kernel: Kernel) -> Row:
-    """Times the short kernel from its turn in the stream to its end, every call separately."""
+    """Times every call of the short kernel, from its turn in the stream to its end."""
     device = setup.backend.torch_device
     variant = open_variant(kind, setup.backend, split)
     with variant.lanes as lanes:
@@ -147,16 +147,16 @@ def _picture(result: Result, title: str, subtitle: str) -> Any:
             number = row.number(key)
             text = "never met" if number is None else f"{number * 1e3:.1f} us"
             bars.append((f"{row.labels['variant']}, {label}", label, row.values[key] or 0.0, text))
-    return bars_figure(title, subtitle, "milliseconds a call", bars)
+    return bars_figure(title, subtitle, "milliseconds per call", bars)
 
 
 ISOLATION = Question(
     name="isolation",
-    asks="which SMs does a partition use, and does a long kernel delay a short one next to it?",
+    asks="which SMs does a partition use, and does a long kernel delay a short one beside it?",
     measure=measure_isolation,
     title="A short kernel alone and beside a long one, measured",
     of="delays",
-    columns={"variant": ("short on", None), "long_kernel": ("beside", None), "long_ms": ("which takes\nms", 1),
+    columns={"variant": ("short on", None), "long_kernel": ("beside", None), "long_ms": ("duration\nms", 1),
              "alone_ms": ("alone, ms", 3), "beside_ms": ("beside it, ms", 3), "worst_ms": ("worst\nms", 3),
              "ratio": ("times\nas long", 2)},
     summary=_summary,

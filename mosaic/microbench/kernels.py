@@ -1,6 +1,6 @@
-"""The measured work: a kernel per kind of GPU bottleneck, and two unequal modules.
+"""The measured work: a kernel per GPU bottleneck, and two unequal modules.
 
-Their data is random: matrix units run faster on constant data, which switches fewer transistors.
+Data is random, because matrix units are faster on constant data, which switches fewer transistors.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ class Kernel:
     make: Callable[[torch.device], Call]
     """Creates inputs and returns a call."""
     flops: float = 0.0
-    """Floating-point operations of a call; 0 if not counted."""
+    """FLOPs of a call; 0 if not counted."""
     moved_bytes: float = 0.0
-    """Least traffic with memory of a call; 0 if not counted."""
+    """Minimum memory traffic of a call; 0 if not counted."""
 
     def prepare(self, device: torch.device) -> Call:
-        """Creates inputs and calls once on the caller's stream, where libraries may select their best kernel."""
+        """Creates inputs and calls once on the caller's stream, where libraries may choose kernels."""
         call = self.make(device)
         call()
         return call
 
     def gb_per_s(self, time_ms: float) -> float | None:
-        """Returns the bandwidth of a call in 1e9 bytes a second; None if its traffic is not counted."""
+        """Returns the bandwidth of a call in GB/s; None if its traffic is not counted."""
         return self.moved_bytes / time_ms / 1e6 if self.moved_bytes and time_ms > 0 else None
 
 
 def kernel_set(scale: Scale, device: torch.device, names: Sequence[str] = ()) -> tuple[Kernel, ...]:
-    """Returns the named kernels, or all, at a scale; on GPUs in the half-precision format with matrix units."""
+    """Returns the named kernels, or all, at a scale; on GPUs in half precision."""
     dtype = half_type(device)
     kernels = (
         gemm({"tiny": 32, "host": 512, "gpu": 4096}[scale], dtype),
@@ -54,7 +54,7 @@ def kernel_set(scale: Scale, device: torch.device, names: Sequence[str] = ()) ->
 
 
 def half_type(device: torch.device) -> torch.dtype:
-    """Returns the type to compute in: bfloat16 from Ampere on, float16 before, float32 on the host."""
+    """Returns the dtype: bfloat16 from Ampere on, float16 before, float32 on the host."""
     if device.type != "cuda":
         return torch.float32
     return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
@@ -110,7 +110,7 @@ def _launches(count: int) -> Kernel:
 
 
 def default_subjects(scale: Scale, device: torch.device, *, seed: int = 0) -> tuple[Subject, Subject]:
-    """Returns two modules with inputs on a device, the same numbers for the same seed."""
+    """Returns two modules with inputs on a device, reproducible by seed."""
     dtype = half_type(device)
     layers, width, heads, length, channels, side, batch = {
         "tiny": (1, 16, 2, 8, 4, 8, 2),

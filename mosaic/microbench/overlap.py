@@ -1,7 +1,7 @@
-"""``overlap``: the time of a step of two modules on each way of sharing a device.
+"""``overlap``: the step of two modules for each way of sharing a device.
 
-Plain streams separate the gain of quotas from that of concurrency: they run both modules at the same time and confine
-neither.
+Plain streams separate the gain of quotas from that of concurrency: they run both modules concurrently without confining
+them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from mosaic.microbench.variants import CapturedSteps, EagerSteps, Variant, open_
 from mosaic.profiler import Subject
 
 STEPS = tuple((passes, launching) for launching in ("eager", "captured") for passes in ("forward+backward", "forward"))
-"""Kinds of steps, the most important first: the passes, launched operator by operator or as one CUDA graph."""
+"""Kinds of steps by importance: passes, and launching by operator or as one CUDA graph."""
 
 
 def measure_overlap(setup: Setup) -> Iterator[Row]:
-    """Times a transformer and convolutions on every variant, in rounds over all; yields the rows of a kind of step.
+    """Times a transformer and convolutions on all variants in rounds; yields the rows of a kind of step.
 
-    An error of a variant is the reason in its row, and the others continue.
+    An error of a variant becomes the reason in its row, and the others continue.
     """
     subjects = default_subjects(setup.settings.scale, setup.backend.torch_device)
     gains = []
@@ -41,11 +41,11 @@ def measure_overlap(setup: Setup) -> Iterator[Row]:
 
 
 def _in_turn(setup: Setup, subjects: Sequence[Subject], passes: str, launching: str) -> Iterator[Row]:
-    """Opens every variant, then runs rounds over all; a failing variant drops out alone."""
+    """Opens every variant, then runs rounds over all; a failing variant drops out."""
     count = setup.backend.device.num_slots
     half, splits = (max(1, count // 2), max(1, count - count // 2)), setup.settings.splits(count)
     if not splits:
-        yield absent("partitions", "the device has one slot, and two partitions need two")
+        yield absent("partitions", "the device has one slot, but two partitions need two")
     partitions = [("partitions", split) for split in splits]
     kinds = [("sequential", half), ("plain", half), *partitions, ("prioritised", half)]
     running: dict[str, tuple[Variant, EagerSteps | CapturedSteps]] = {}
@@ -54,7 +54,7 @@ def _in_turn(setup: Setup, subjects: Sequence[Subject], passes: str, launching: 
     with ExitStack() as stack:
         for kind, split in kinds:
             name = f"partitions {split[0]}+{split[1]}" if kind == "partitions" else kind
-            # A library may raise anything on a partition; its error is the reason in the row.
+            # a library may raise anything on a partition
             try:
                 variant = open_variant(kind, setup.backend, split)
                 stack.callback(_close, variant.name, variant.lanes.close, failures)
@@ -65,7 +65,7 @@ def _in_turn(setup: Setup, subjects: Sequence[Subject], passes: str, launching: 
                 steps = steps_of(variant, subjects, backward=passes == "forward+backward")
                 stack.callback(_close, f"the steps of {variant.name}", steps.close, failures)
                 steps.run(1)
-            except Exception as error:  # whatever a variant cannot do here becomes its row
+            except Exception as error:  # becomes the row of the variant
                 yield absent(name, error)
             else:
                 running[variant.name], samples[variant.name] = (variant, steps), []
@@ -93,15 +93,15 @@ def _in_turn(setup: Setup, subjects: Sequence[Subject], passes: str, launching: 
 def _close(what: str, close: Callable[[], object], failures: list[Row]) -> None:
     try:
         close()
-    except Exception as error:  # after a device error, which must not lose the other rows
+    except Exception as error:  # after a device error; keeps the other rows
         failures.append(absent(f"ending {what}", error))
 
 
 def gain_of(times: Sequence[Row]) -> list[Row]:
-    """Splits the gain of one kind of step into concurrency and quotas; no row without measurements.
+    """Splits the gain of a kind of step into concurrency and quotas; no row without measurements.
 
-    ``total`` is one after the other over the best partitions, ``concurrency`` one after the other over plain streams,
-    ``quotas`` plain streams over the best partitions: below 1 the quotas cost more than they gain.
+    Ratios of step times: ``total`` is sequential over the best partitions, ``concurrency`` sequential over plain
+    streams, ``quotas`` plain streams over the best partitions.
     """
     if not times:
         return []
@@ -122,7 +122,7 @@ def gain_of(times: Sequence[Row]) -> list[Row]:
 
 
 def _median_of(times: Sequence[Row], kind: str) -> float | None:
-    """Returns the least median step of a kind of variant."""
+    """Returns the smallest median step of a kind of variant."""
     return min((row.number("step_ms") or 0.0 for row in times if row.labels["kind"] == kind), default=None)
 
 
@@ -138,7 +138,7 @@ def _summary(result: Result) -> Sequence[str]:
         best = row.labels.get("best_partitions")
         lines.append(
             f"{row.labels['passes']}, {row.labels['launching']}: gain {total}{split}"
-            + (f" ({best}, best of those tried)" if best else "")
+            + (f" (best: {best})" if best else "")
         )
     lines += dict.fromkeys(f"{row.labels['variant']}: {row.note}" for row in result.of("times") if row.note)
     return lines
@@ -150,17 +150,17 @@ def _picture(result: Result, title: str, subtitle: str) -> Any:
         step = f"{row.labels['passes']}, {row.labels['launching']}"
         text = f"{row.number('step_ms'):.2f} ms  ({row.text('speedup')}×)"
         bars.append((f"{row.labels['variant']}, {step}", step, row.values["step_ms"] or 0.0, text))
-    return bars_figure(title, subtitle, "milliseconds a step; (×) against one after the other", bars)
+    return bars_figure(title, subtitle, "milliseconds per step; (×): speed-up over one after the other", bars)
 
 
 OVERLAP = Question(
     name="overlap",
-    asks="which part of a gain comes from quotas, and which from concurrency alone?",
+    asks="how much of the gain comes from quotas, and how much from concurrency?",
     measure=measure_overlap,
     title="A step of two modules side by side, measured",
     of="times",
     columns={"passes": ("passes", None), "launching": ("launched", None), "variant": ("variant", None),
-             "step_ms": ("time, ms", 3), "speedup": ("against one\nafter the other", 2)},
+             "step_ms": ("time, ms", 3), "speedup": ("speed-up over one\nafter the other", 2)},
     summary=_summary,
     picture=_picture,
 )  # fmt: skip

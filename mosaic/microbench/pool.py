@@ -1,4 +1,4 @@
-"""``pool``: the cost of a new context and stream, against one from the pool.
+"""``pool``: the cost of creating a context and a stream, and of acquiring them from the pool.
 
 Paper section 3.2 and Fig. 11(a): about 37 ms on demand, about 0.013 ms from the pool.
 """
@@ -23,12 +23,12 @@ _BATCHES = 10
 
 
 def measure_pool(setup: Setup) -> Iterator[Row]:
-    """Times creation and destruction at several quotas, lending, and the growth of a pool.
+    """Times creation and destruction at several quotas, acquisition, and the growth of a pool.
 
-    The host's clock times them: the driver's calls are synchronous.
+    Timed by the host's clock, because the driver's calls are synchronous.
     """
     backend, budget = setup.backend, setup.budget
-    _free_mib(backend)  # torch makes the primary context, before a pool retains it
+    _free_mib(backend)  # torch creates the primary context before a pool retains it
     if budget.allows("lending"):
         yield _lend(backend, setup.settings.lends)
     for quota in setup.settings.quotas(backend.device.num_slots):
@@ -57,7 +57,7 @@ def _open(backend: Backend, slots: Slots) -> Callable[[], object]:
 
 def _create(setup: Setup, quota: int) -> Row:
     backend, slots = setup.backend, tuple(range(quota))
-    _open(backend, slots)()  # one-time setup of the process is not part of a repetition
+    _open(backend, slots)()  # excludes one-time setup of the process
     create, destroy, held = [], [], []
     first_mib = _free_mib(backend)
     for number in range(setup.settings.repeats):
@@ -79,7 +79,7 @@ def _create(setup: Setup, quota: int) -> Row:
 
 
 def _lend(backend: Backend, lends: int) -> Row:
-    """Times a pool's lend and return, or the lookup of a lane without a pool; Python's call is included."""
+    """Times acquiring from and returning to a pool, or without a pool looking up a lane; includes Python's call."""
     whole, batch = backend.device.slots, max(1, lends // _BATCHES)
     once: Callable[[], object]
     with ExitStack() as stack:
@@ -89,7 +89,7 @@ def _lend(backend: Backend, lends: int) -> Row:
             pool: Any = _driver(backend).open_pool([[whole]])
             stack.callback(pool.close)
             lend, give_back = pool.lend, pool.give_back
-            way, once = "lend and give back", lambda: give_back(lend(0, 0))
+            way, once = "acquire and return", lambda: give_back(lend(0, 0))
         once()
         means = []
         for _ in range(_BATCHES):
@@ -101,7 +101,7 @@ def _lend(backend: Backend, lends: int) -> Row:
 
 
 def _grow(backend: Backend, max_contexts: int) -> Row:
-    """Adds one partition after the other to a pool in use, up to our limit or the driver's."""
+    """Adds partitions to a pool in use, up to the limit of the settings or the driver."""
     sizes = range(1, backend.device.num_slots + 1)
     every = (tuple(range(start, start + size)) for size in sizes for start in range(len(sizes) - size + 1))
     partitions = list(islice(every, max_contexts))
@@ -136,12 +136,12 @@ def _summary(result: Result) -> Sequence[str]:
     for row in result.of("lending"):
         lines.append(f"{row.labels['way']}: {row.text('time_ns')} ns, over {row.labels['lends']} times")
     for row in result.of("growth"):
-        layouts = f", a layout more takes {row.text('add_layout_ms')} ms" if row.values["add_layout_ms"] else ""
-        end = f"; then: {row.note}" if row.note else ", no limit met"
+        layouts = f", another layout takes {row.text('add_layout_ms')} ms" if row.values["add_layout_ms"] else ""
+        end = f"; then: {row.note}" if row.note else ", no limit reached"
         size = f"{row.text('driver_mib', 0)} MiB"
         count = f"{row.labels['contexts']} contexts at once of {row.labels['asked']} requested"
         lines.append(f"{count}, {size}{layouts}{end}")
-    lines.append("the paper: 37 ms to create and 0.013 ms to lend, on H100s (Fig. 11a)")
+    lines.append("the paper: 37 ms to create and 0.013 ms to acquire, on H100s (Fig. 11a)")
     return lines
 
 
@@ -159,13 +159,13 @@ def _picture(result: Result, title: str, subtitle: str) -> Any:
 
 POOL = Question(
     name="pool",
-    asks="what does creating a context and a stream cost, against lending one?",
+    asks="what do creating and acquiring a context and a stream cost?",
     measure=measure_pool,
-    title="Creation of a partition's resources against lending, measured",
+    title="Creation and acquisition of a partition's resources, measured",
     of="creations",
-    columns={"way": ("resources", None), "quota": ("slots", 0), "create_ms": ("created in, ms", 3),
-             "destroy_ms": ("ended in, ms", 3), "held_mib": ("holds, MiB", 1),
-             "not_returned_mib": ("not given\nback, MiB", 1)},
+    columns={"way": ("resources", None), "quota": ("slots", 0), "create_ms": ("creation, ms", 3),
+             "destroy_ms": ("destruction, ms", 3), "held_mib": ("holds, MiB", 1),
+             "not_returned_mib": ("not\nfreed, MiB", 1)},
     summary=_summary,
     picture=_picture,
 )  # fmt: skip

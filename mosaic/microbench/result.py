@@ -1,6 +1,6 @@
-"""A question about a device, the rows that answer it, and the file, table and picture of the answer.
+"""A question about a device, its result as rows, and the result's file, table and picture.
 
-A question is a function that yields rows: the labels of a row name its subject, its values are its numbers.
+A question is a function that yields rows. The labels of a row are its subject, its values are numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ABSENT = "absent"
-"""Kind of a row without numbers: a measurement that is unavailable here, with the reason as its note."""
+"""Kind of a row for an unavailable measurement, with the reason as its note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +37,9 @@ class Row:
     of: str
     """Kind of the row, such as ``times`` or ``gains``."""
     labels: Mapping[str, str | int]
-    """The measured subject, such as the variant and the quotas."""
+    """Subject, such as the variant and the quotas."""
     values: Mapping[str, Spread | float | None] = field(default_factory=dict)
-    """Its numbers, by names with units; None for one that is unavailable."""
+    """Numbers by names with units; None if unavailable."""
     note: str = ""
 
     def number(self, name: str) -> float | None:
@@ -48,7 +48,7 @@ class Row:
         return value.median if isinstance(value, Spread) else value
 
     def text(self, name: str, digits: int | None = 2) -> str:
-        """Returns a label or a value for people; ``-`` for a number that is unavailable."""
+        """Returns a label or a value as text; ``-`` if unavailable."""
         value: Any = self.labels.get(name, self.values.get(name))
         if value is None:
             return "-"
@@ -56,7 +56,7 @@ class Row:
 
 
 def absent(subject: str, reason: object) -> Row:
-    """Returns the row of an unavailable measurement; an error of another library is named with its type."""
+    """Returns the row of an unavailable measurement; an error of another library includes its type."""
     text = " ".join(str(reason).split())
     if isinstance(reason, Exception) and not isinstance(reason, MosaicError):
         text = f"{type(reason).__name__}: {text}"
@@ -65,18 +65,18 @@ def absent(subject: str, reason: object) -> Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The backend of a question, and its bounds."""
+    """The backend and the limits of a question."""
 
     backend: Backend
     settings: BenchSettings
     budget: Budget = field(default_factory=Budget)
-    """Time; ``left_out`` names the pieces beyond it."""
+    """Time limit; ``left_out`` lists the pieces beyond it."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks about the backend."""
+        """Notes about the backend."""
         is_host = self.backend.device.kind == "host"
-        host = ("measured on the CPU's cores: these times say nothing about a GPU",) if is_host else ()
+        host = ("measured on CPU cores, not representative of a GPU",) if is_host else ()
         return (*host, *self.backend.notes)
 
 
@@ -91,22 +91,22 @@ class Result:
     device: Device
     torch_version: str
     driver_version: str
-    """CUDA version that the driver serves; empty on the host."""
+    """The driver's CUDA version; empty on the host."""
     provenance: Mapping[str, str]
     notes: tuple[str, ...]
-    """Remarks about the backend."""
+    """Notes about the backend."""
     foreign_cpu_share: float | None
-    """Share of the CPU of other processes meanwhile, 0 to 1; None if unknown."""
+    """Share of the CPU used by other processes, 0 to 1; None if unknown."""
     seconds: float
     rows: tuple[Row, ...]
     left_out: tuple[str, ...]
-    """Pieces beyond the time budget."""
+    """Pieces beyond the time limit."""
 
     def of(self, kind: str) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.of == kind)
 
     def content(self) -> dict[str, Any]:
-        """Returns the content of the result's file: the fields, and a list of rows for each kind."""
+        """Returns the content of the result's file: the fields, and a list of rows per kind."""
         content: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         for row in content.pop("rows"):
             content.setdefault(row.of, []).append({**row.labels, **row.values, "note": row.note})
@@ -118,7 +118,7 @@ class Question:
     """One question about a device."""
 
     name: str
-    """The sub-command of ``mosaic bench``."""
+    """Name for ``mosaic bench``."""
     asks: str
     measure: Callable[[Setup], Iterator[Row]]
     title: str
@@ -126,14 +126,14 @@ class Question:
     of: str
     """Kind of the table's rows."""
     columns: Mapping[str, tuple[str, int | None]]
-    """The table's columns: a heading by label or value, and the digits of its numbers; None for text."""
+    """Columns of the table: label or value, heading, and digits of numbers (None for text)."""
     summary: Callable[[Result], Sequence[str]]
     """Lines below the table."""
     picture: Callable[[Result, str, str], Any]
-    """The figure of a result, with a title and a line about the machine."""
+    """Draws a result, with a title and a line about the machine."""
 
     def rows(self, setup: Setup) -> Iterator[Row]:
-        """Measures, and yields each row when it is ready; an absence is named once."""
+        """Yields rows as they are measured; an unavailable subject once."""
         absences: list[Row] = []
         for row in self.measure(setup):
             if row not in absences:
@@ -159,13 +159,13 @@ class Question:
         )
 
     def table(self, result: Result) -> Table:
-        """Returns the table, with lines on absent and left-out measurements and on the machine."""
+        """Returns the table, with lines about missing measurements and the machine."""
         columns = [heading if digits is None else f">{heading}" for heading, digits in self.columns.values()]
         rows = [[row.text(name, digits) for name, (_, digits) in self.columns.items()] for row in result.of(self.of)]
         lines = [
             *self.summary(result),
             *(f"not measured: {row.labels['subject']}: {row.note}" for row in result.of(ABSENT)),
-            *(f"no time left for {piece}" for piece in result.left_out),
+            *(f"no time for {piece}" for piece in result.left_out),
             *(f"note: {note}" for note in result.notes),
             f"medians (quartiles), measured in {result.seconds:.1f} s",
             _machine(result),
@@ -187,7 +187,7 @@ def _machine(result: Result) -> str:
 
 
 def bars_figure(title: str, subtitle: str, x_axis: str, bars: Sequence[tuple[str, str, Spread | float, str]]) -> Any:
-    """Draws a bar with quartiles for each name, group with a common colour, length, and text behind the bar."""
+    """Draws a bar with quartiles for each (name, colour group, length, text after the bar)."""
     axes = new_figure([0.34 * max(1, len(bars)) + 0.3], title=title, subtitle=subtitle, width=9.0).axes[0]
     colors = colors_of(group for _, group, _, _ in bars)
     axes.set(ylim=(max(1, len(bars)) - 0.5, -0.5), xlabel=x_axis)

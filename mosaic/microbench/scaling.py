@@ -1,4 +1,4 @@
-"""``scaling``: the time of work at every quota. Paper section 3.3."""
+"""``scaling``: the time of kernels at every quota. Paper section 3.3."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def measure_scaling(setup: Setup) -> Iterator[Row]:
                 continue
             call = work.prepare(backend.torch_device)
             times: dict[int, tuple[int | None, Spread]] = {}
-            for quota in reversed(quotas):  # the whole device first, so that the slowest points are left out
+            for quota in reversed(quotas):  # the whole device first, so that a time limit omits the slowest points
                 if setup.budget.allows(f"{work.name} at {quota} slots"):
                     lane = lanes.lane(tuple(range(quota)))
                     times[quota] = lane.num_sms, Spread.of(time_alone(lane, call, settings).all_ms)
@@ -40,7 +40,7 @@ def measure_scaling(setup: Setup) -> Iterator[Row]:
 
 
 def _picture(result: Result, title: str, subtitle: str) -> Any:
-    """Draws a line for each kernel; a level of 1 is dashed."""
+    """Draws a line per kernel, and a dashed line at 1."""
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in result.of("points"):
         lines.setdefault(str(row.labels["work"]), []).append((int(row.labels["quota"]), row.number("speed") or 0.0))
@@ -50,17 +50,17 @@ def _picture(result: Result, title: str, subtitle: str) -> Any:
         axes.plot(*zip(*points, strict=True), color=colors[name], marker="o", markersize=3.5)
     axes.axhline(1.0, color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set(xlim=(0, None), ylim=(0, None), xlabel="slots", ylabel="speed, relative to the largest quota")
+    axes.set(xlim=(0, None), ylim=(0, None), xlabel="slots", ylabel="speed relative to the largest quota")
     return axes.figure
 
 
 def _summary(result: Result) -> Sequence[str]:
-    return ["speed is relative to the largest quota that was measured; GB/s count the least possible traffic"]
+    return ["speed is relative to the largest measured quota; GB/s count the minimum traffic"]
 
 
 SCALING = Question(
     name="scaling",
-    asks="how long does work take at every quota?",
+    asks="how long do kernels take at each quota?",
     measure=measure_scaling,
     title="Time by quota, measured",
     of="points",

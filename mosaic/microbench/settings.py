@@ -1,4 +1,4 @@
-"""Sizes, repetitions and time of the measurements; times of the work of a lane, alone and beside others."""
+"""Settings of the measurements, and times of a lane's work alone and beside others."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ Scale = Literal["tiny", "host", "gpu"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSettings:
-    """Sizes and bounds, the same for every question."""
+    """Sizes and limits of all questions."""
 
     scale: Scale
     """Sizes of kernels and modules: ``tiny`` for dry runs, ``host`` for CPUs, ``gpu``."""
     repeats: int = 30
     """Timed pieces of a measurement."""
     piece_ms: float = 0.2
-    """Shortest timed piece; quicker work is repeated within it."""
+    """Minimum timed piece; faster work is repeated within it."""
     sample_ms: float = 150.0
-    """Time after which a measurement ends, with at least three pieces."""
+    """Maximum time of a measurement, which has at least three pieces."""
     together_ms: float = 60.0
-    """Time that two lanes run side by side."""
+    """Time for which two lanes run side by side."""
     rounds: int = 10
     """Rounds over all variants."""
     steps_per_round: int = 5
-    """Steps of each variant in a round."""
+    """Steps of each variant per round."""
     lends: int = 100_000
-    """Lends of a stream, for a mean."""
+    """Repetitions of acquiring a stream, for a mean."""
     max_contexts: int = 64
-    """Most contexts to create in the search for a limit."""
+    """Maximum number of contexts to create."""
     grid: int = 8
-    """Most quotas to measure; the slots nearest to equal parts of the device."""
+    """Maximum number of quotas to measure, nearest to equal parts of the device."""
 
     @classmethod
     def fit(cls, backend: Backend, *, quick: bool = False) -> Self:
@@ -54,29 +54,29 @@ class BenchSettings:
 
     @classmethod
     def tiny(cls) -> Self:
-        """Returns the smallest settings that run all code, for dry runs and tests."""
+        """Returns minimal settings, for dry runs and tests."""
         bounds = {"repeats": 3, "rounds": 2, "steps_per_round": 2, "lends": 200, "max_contexts": 4, "grid": 2}
         return cls(scale="tiny", piece_ms=0.02, sample_ms=2.0, together_ms=2.0, **bounds)
 
     def quotas(self, num_slots: int, *, at_most: int | None = None) -> tuple[int, ...]:
-        """Returns quotas at equal parts of a device, ``grid`` or ``at_most``, the whole of it included."""
+        """Returns quotas at equal parts of a device, ``grid`` or ``at_most``, including the whole device."""
         parts = min(self.grid, num_slots, at_most or self.grid)
         return tuple(sorted({max(1, round(part * num_slots / parts)) for part in range(1, parts + 1)}))
 
     def splits(self, num_slots: int) -> tuple[tuple[int, int], ...]:
-        """Returns pairs of quotas that share a whole device, at most in eighths; none for one slot."""
+        """Returns pairs of quotas that fill a device, at most in eighths; none for one slot."""
         return tuple((quota, num_slots - quota) for quota in self.quotas(num_slots, at_most=8) if quota < num_slots)
 
 
 class Budget:
-    """A time limit from now on, checked before each piece of a measurement; a piece that has begun is finished."""
+    """A time limit from now on, checked before each piece of a measurement."""
 
     def __init__(self, seconds: float = float("inf")) -> None:
         if not seconds >= 0:
-            raise ValueError(f"seconds={seconds}; a budget is not negative")
+            raise ValueError(f"seconds={seconds}; use 0 or more")
         self.seconds = seconds
         self.left_out: tuple[str, ...] = ()
-        """Pieces without time, in order."""
+        """Omitted pieces, in order."""
         self._start = time.monotonic()
 
     @property
@@ -85,11 +85,11 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Remaining seconds, never negative."""
+        """Remaining seconds, at least 0."""
         return max(0.0, self.seconds - self.used_s)
 
     def allows(self, piece: str) -> bool:
-        """Returns True if time remains; else notes ``piece`` as left out."""
+        """Returns True if time remains; otherwise adds ``piece`` to ``left_out``."""
         if self.used_s < self.seconds:
             return True
         self.left_out += (piece,)
@@ -98,7 +98,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Repeated measurements of one quantity; its name in the row has the unit."""
+    """Repeated measurements of a quantity, whose name in the row has the unit."""
 
     median: float
     first_quartile: float
@@ -124,7 +124,7 @@ class Spread:
 
 
 def time_alone(lane: Lane, call: Call, settings: BenchSettings, *, held_on: torch.device | None = None) -> Pieces:
-    """Times work on a lane while the others are idle; ``held_on`` as in ``run_alone``."""
+    """Times work alone on a lane; ``held_on`` as in ``run_alone``."""
     lane.submit(call).wait()
     call_ms = max(1e-4, min(run_alone(lane, call, calls=1, pieces=3).all_ms))
     calls = _calls_in_piece(call_ms, settings.piece_ms)
@@ -134,12 +134,12 @@ def time_alone(lane: Lane, call: Call, settings: BenchSettings, *, held_on: torc
 
 @dataclass(frozen=True, slots=True)
 class LaneTimes:
-    """Times of one of two lanes, in milliseconds a call."""
+    """Times of one of two lanes, in milliseconds per call."""
 
     alone_ms: tuple[float, ...]
-    """With the other lane idle, measured right before."""
+    """With the other lane idle, measured just before."""
     beside_ms: tuple[float, ...]
-    """Of the pieces within the other lane's run; empty without any."""
+    """Pieces during the other lane's work; may be empty."""
     overlap_ms: float
     """Time of both together; 0 without overlap."""
 

@@ -1,4 +1,4 @@
-"""Ways to run two pieces of work at the same time, and the step of two modules on any of them."""
+"""Variants of running two pieces of work concurrently, and the step of two modules on them."""
 
 from __future__ import annotations
 
@@ -20,48 +20,48 @@ QuotaPair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Two lanes of one kind, open."""
+    """Two open lanes of one kind."""
 
     name: str
     kind: str
     lanes: Lanes
-    """Owner of the lanes; close it."""
+    """Owner of the lanes, to be closed."""
     both: tuple[Lane, Lane]
-    """The two lanes; one lane twice for sequential work."""
+    """Both lanes; the same lane twice for sequential work."""
     quotas: QuotaPair | None = None
-    """Slots of each; None without a limit."""
+    """Slots of each; None if unlimited."""
     note: str = ""
 
 
 def parts_of(quotas: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Returns the slots of neighbouring partitions of these sizes, from slot 0 on."""
+    """Returns the slots of adjacent partitions of these sizes, from slot 0."""
     ends = itertools.accumulate(quotas)
     return tuple(tuple(range(end - quota, end)) for quota, end in zip(quotas, ends, strict=True))
 
 
 def open_variant(kind: str, backend: Backend, split: QuotaPair) -> Variant:
-    """Opens two lanes that share the device in one way, with the slots ``split`` if the kind confines them.
+    """Opens two lanes of a kind, with the slots ``split`` if the kind confines them.
 
     Args:
         kind: One of ``sequential``, ``plain``, ``prioritised`` and ``partitions``.
 
     Raises:
-        BackendUnavailableError: It is unavailable here.
+        BackendUnavailableError: The kind is unavailable.
     """
     whole, parts = backend.device.slots, parts_of(split)
     if kind == "sequential":
         try:
-            lanes, note = backend.open_plain_lanes([whole]), "one plain stream with every SM"
+            lanes, note = backend.open_plain_lanes([whole]), "one plain stream with all SMs"
         except BackendUnavailableError:
-            lanes, note = backend.open_lanes([whole]), "one lane with every slot"
+            lanes, note = backend.open_lanes([whole]), "one lane with all slots"
         return Variant("one after the other", kind, lanes, (lanes.lane(whole), lanes.lane(whole)), note=note)
-    quotas, name, note = None, f"{kind} streams", "two streams, every SM for both"
+    quotas, name, note = None, f"{kind} streams", "two streams with all SMs"
     if kind == "partitions":
         lanes, quotas, name, note = backend.open_lanes(parts), split, f"partitions {split[0]}+{split[1]}", ""
     elif kind == "plain":
         lanes = backend.open_plain_lanes(parts)
     else:
-        lanes, note = backend.open_plain_lanes(parts, priorities=(-1, 0)), f"{note}, the first one goes first"
+        lanes, note = backend.open_plain_lanes(parts, priorities=(-1, 0)), f"{note}, the first with priority"
     return Variant(name, kind, lanes, (lanes.lane(parts[0]), lanes.lane(parts[1])), quotas, note)
 
 
@@ -70,7 +70,7 @@ UNAVAILABLE = (BackendUnavailableError, CudaError)
 
 
 class EagerSteps:
-    """Steps of two independent modules, launched operator by operator: both forwards, then both backwards."""
+    """Steps of two independent modules, launched by operator: both forwards, then both backwards."""
 
     def __init__(self, variant: Variant, modules: Sequence[Subject], *, backward: bool) -> None:
         self._pairs = list(zip(variant.both, modules, strict=True))
@@ -88,7 +88,7 @@ class EagerSteps:
                 for (lane, module), forward in zip(self._pairs, forwards, strict=True)
             ]
             marks.append(lane.submit(lane.mark, after=ends))
-            tickets += ends  # tickets hold no outputs and no graphs
+            tickets += ends  # so that tickets do not hold outputs and graphs
         for ticket in tickets:
             ticket.wait()
         return intervals([mark.wait() for mark in marks])
@@ -98,15 +98,15 @@ class EagerSteps:
 
 
 def _end_step(module: Subject, forward: Ticket[list[torch.Tensor]], *, backward: bool) -> None:
-    outputs = forward.wait()  # it ran on this lane before
+    outputs = forward.wait()  # it already ran on this lane
     if backward:
         module.backward(outputs)
 
 
 class CapturedSteps:
-    """Steps of two modules that are one CUDA graph each: it forks to the second lane's stream and joins again.
+    """Steps of two modules, each captured as one CUDA graph that forks to the second lane's stream and joins.
 
-    Kernels keep the partition of the stream on which they were captured, wherever the graph is launched.
+    Kernels keep the partition of their capture stream when the graph is launched on another.
 
     Raises:
         BackendUnavailableError: The lanes are not streams, or the modules cannot be captured.
@@ -127,7 +127,7 @@ class CapturedSteps:
             raise BackendUnavailableError(
                 "the modules cannot be captured",
                 found=str(error).partition("\n")[0],
-                needed="modules that neither wait for the device nor change shapes",
+                needed="modules without synchronization or changing shapes",
             ) from error
 
     def _capture(self, first: StreamLane, second: StreamLane, works: Sequence[Callable[[], None]]) -> None:
@@ -139,7 +139,7 @@ class CapturedSteps:
                 event.record(earlier.stream)
                 event.wait(later.stream)
 
-        for lane, work in zip((first, second), works, strict=True):  # libraries set themselves up here
+        for lane, work in zip((first, second), works, strict=True):  # initializes libraries
             for _ in range(2):
                 lane.submit(work).wait()
         api.synchronize()
@@ -165,7 +165,7 @@ class CapturedSteps:
         return intervals(lane.submit(replay).wait())
 
     def close(self) -> None:
-        """Releases the graph's memory after both streams have passed its last launch."""
+        """Releases the graph's memory after its last launch on both streams."""
         self._other.submit(lambda: None, after=[self._lane.submit(lambda: None)]).wait()
         self._lane.api.synchronize()
         self._graph.reset()
@@ -178,5 +178,5 @@ def _run(module: Subject, *, backward: bool) -> None:
 
 
 def intervals(marks: Sequence[Mark]) -> tuple[float, ...]:
-    """Returns the milliseconds between neighbouring marks."""
+    """Returns the milliseconds between successive marks."""
     return tuple(before.ms_until(after) for before, after in itertools.pairwise(marks))

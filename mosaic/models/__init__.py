@@ -1,4 +1,4 @@
-"""The model zoo: one parametric multimodal model in the sizes of a table, and published models of transformers.
+"""The model zoo: a parametric multimodal model in the sizes of a table, and published models of transformers.
 
 ::
 
@@ -29,7 +29,7 @@ def find_model(name: str) -> Row:
     """Returns a model's row of the table.
 
     Raises:
-        ValueError: There is no such model.
+        ValueError: The model is unknown.
     """
     if name not in MODELS:
         raise ValueError(unknown("model", name, MODELS))
@@ -44,21 +44,20 @@ def build(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> nn.Module:
-    """Makes a model with random weights; the same ones for the same seed.
+    """Creates a model with random weights, reproducible by seed.
 
-    Its forward takes a batch as keywords and returns a mapping with ``loss``. The caller's random numbers stay as they
-    were.
+    Its forward takes a batch as keywords and returns a mapping with ``loss``. The caller's random state is preserved.
 
     Args:
         name: One of ``MODELS``.
         size: One of its sizes.
-        freeze: Names of modules whose parameters do not train; ``find_model(name).frozen`` for what the original froze.
-        device: Where it is made; ``meta`` for one without data.
-        seed: Of its weights.
+        freeze: Names of modules to freeze; ``find_model(name).frozen`` has those of the original training.
+        device: Device of the model; ``meta``: without data.
+        seed: Seed of its weights.
 
     Raises:
-        ValueError: There is no such model or size, or ``freeze`` names what the model does not have.
-        MosaicError: The size comes from transformers, which is not installed.
+        ValueError: The model or size is unknown, or ``freeze`` has an unknown module.
+        MosaicError: The size needs transformers, which is not installed.
     """
     config, device = _config_of(name, size), torch.device(device)
     forked = [device] if device.type == "cuda" else []
@@ -82,18 +81,18 @@ def make_batch(
     seed: int = 0,
     tasks: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Draws a batch of random samples, keywords of the model's forward; the same ones for the same seed.
+    """Draws a random batch, keywords of the model's forward, reproducible by seed.
 
     Args:
         name: One of ``MODELS``.
         size: One of its sizes.
-        batch: Samples; of each task, for models of several.
-        device: Where it is made; ``meta`` for shapes alone.
-        seed: Of its numbers.
-        tasks: Some of a model of several; all by default.
+        batch: Number of samples (per task).
+        device: Device of the batch; ``meta``: only shapes.
+        seed: Seed of its numbers.
+        tasks: Tasks of the batch; by default all.
 
     Raises:
-        ValueError: There is no such model, size or task.
+        ValueError: The model, size or task is unknown.
     """
     return _config_of(name, size).sample(Draw(batch, torch.device(device), seed), tasks)
 
@@ -109,10 +108,10 @@ def loss_of(output: Mapping[str, Tensor]) -> Tensor:
     """Returns the loss of a model's output.
 
     Raises:
-        ValueError: The batch had nothing to learn from.
+        ValueError: The output has no loss.
     """
     if "loss" not in output:
         raise ValueError(
-            f"the model returned {', '.join(output) or 'nothing'} and no loss; give it a batch with targets"
+            f"the model returned {', '.join(output) or 'nothing'} without a loss; pass a batch with targets"
         )
     return output["loss"]

@@ -1,4 +1,4 @@
-"""Transformer layers of the model zoo: attention, blocks, stacks, and towers that encode one modality."""
+"""Transformer layers of the model zoo: attention, blocks, stacks, and towers for one modality."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 EPS = 1e-6
-"""Added to the variance in every norm."""
+"""Epsilon of all norms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,22 +19,22 @@ class Blocks:
     """Dimensions of a stack of transformer blocks."""
 
     layers: int
-    """Number of blocks; 0 for none."""
+    """Number of blocks."""
     width: int
-    """Features of a token."""
+    """Width of a token."""
     heads: int
     """Query heads."""
     kv_heads: int | None = None
-    """Key and value heads; ``heads`` by default."""
+    """Key and value heads; by default ``heads``."""
     head_width: int | None = None
-    """Features of a head; ``width / heads`` by default."""
+    """Width of a head; by default ``width / heads``."""
     mlp: int | None = None
-    """Features inside the perceptron; ``4 * width`` by default."""
+    """Inner width of the MLP; by default ``4 * width``."""
     llama: bool = False
-    """LLaMA's kind: RMS norms, a gated perceptron, rotary positions, no biases. Otherwise a vision transformer's."""
+    """True: LLaMA's blocks (RMS norms, gated MLP, rotary positions, no biases); False: a vision transformer's."""
 
     def tiny(self) -> Blocks:
-        """Returns the same kind of stack with at most two blocks, 32 wide."""
+        """Returns the same kind of stack with at most two blocks of width 32."""
         small = {"kv_heads": self.kv_heads and 2, "head_width": self.head_width and 8, "mlp": 64}
         return replace(self, layers=min(self.layers, 2), width=32, heads=4, **small)  # type: ignore[arg-type]
 
@@ -44,14 +44,14 @@ class Blocks:
 
 
 class RMSNorm(nn.RMSNorm):
-    """A root-mean-square norm in its input's own precision, as one kernel under autocast, too."""
+    """An RMS norm in its input's precision, one kernel also under autocast."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class Attention(nn.Module):
-    """Multi-head attention over the tokens themselves, or over a context of ``context_width`` features."""
+    """Multi-head self-attention, or cross-attention to a context of width ``context_width``."""
 
     def __init__(self, shape: Blocks, context_width: int | None = None) -> None:
         super().__init__()
@@ -69,13 +69,13 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, context: Tensor | None = None, *, angles: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        """Attends (batch, tokens, width) to itself or to (batch, context tokens, context width).
+        """Returns attention of (batch, tokens, width) to itself or to (batch, context tokens, context width).
 
         Args:
-            x: Tokens that ask.
-            context: Tokens that answer, for cross-attention.
+            x: Query tokens.
+            context: Key and value tokens, for cross-attention.
             angles: Rotary angles of each token, (2, tokens, head width): cosines and sines.
-            mask: True where a query (row) may see a key (column); an empty tensor stands for a causal mask.
+            mask: True where a query (row) may see a key (column); an empty tensor is a causal mask.
         """
         if self.crosses:
             assert context is not None
@@ -99,7 +99,7 @@ class Attention(nn.Module):
 
 
 class Perceptron(nn.Module):
-    """Two linear layers with an activation between them; LLaMA's has a gate."""
+    """An MLP of two linear layers; LLaMA's has a gate."""
 
     def __init__(self, shape: Blocks) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Perceptron(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, cross-attention where there is a context, and a perceptron, each normed before and added."""
+    """A pre-norm block of attention, optional cross-attention, and an MLP, with residuals."""
 
     def __init__(self, shape: Blocks, context_width: int | None) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Blocks one after the other and a norm at the end; LLaMA's kind turns queries and keys by their positions."""
+    """A sequence of blocks with a final norm; LLaMA's kind has rotary positions."""
 
     def __init__(self, shape: Blocks, context_width: int | None = None) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Stack(nn.Module):
         context_mask: Tensor | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Takes and returns (batch, tokens, width); masks as in ``Attention``."""
+        """Maps (batch, tokens, width) to the same shape; masks as in ``Attention``."""
         if causal:
             mask = x.new_empty(0)
         angles = _angles(x.shape[1], self.head_width, x.device) if self.head_width else None
@@ -166,7 +166,7 @@ class Stack(nn.Module):
 
 
 class Resampler(nn.Module):
-    """Learned latents that attend to a context: any number of tokens becomes ``latents``."""
+    """Learned latents that attend to a context: reduces any number of tokens to ``latents``."""
 
     def __init__(self, latents: int, shape: Blocks, context_width: int, out_width: int) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Resampler(nn.Module):
         self.project = nn.Linear(shape.width, out_width, bias=False)
 
     def forward(self, context: Tensor) -> Tensor:
-        """Takes (batch, tokens, context width); returns (batch, latents, out width)."""
+        """Maps (batch, tokens, context width) to (batch, latents, out width)."""
         context = self.enter(context)
         x = self.latents.expand(len(context), -1, -1)
         for index, (norm, attention) in enumerate(zip(self.norms, self.attentions, strict=True)):
@@ -193,50 +193,50 @@ class Resampler(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
-    """A tower's input, its tokens, and its output to the fusion."""
+    """Dimensions of a tower: input, tokens, and output to the fusion."""
 
     sample: tuple[int, ...]
-    """Channels and extent of a sample, as (3, height, width); (tokens,) for ids."""
+    """Shape of a sample, such as (3, height, width); (tokens,) for ids."""
     blocks: Blocks
     patch: tuple[int, ...] = ()
-    """Extent of a token; empty for ids."""
+    """Shape of a patch; empty for ids."""
     stride: tuple[int, ...] = ()
-    """Distance between tokens; ``patch`` by default."""
+    """Stride of patches; by default ``patch``."""
     vocabulary: int = 0
-    """Ids of an embedding of its own; 0 with an empty ``patch``: the backbone's embedding is shared."""
+    """Vocabulary of its own embedding; 0 with an empty ``patch``: shares the backbone's embedding."""
     convolutions: bool = False
-    """Two convolutions that halve bands and frames stand in the place of patches (OFASys's audio)."""
+    """True: two convolutions that halve bands and frames replace patches (OFASys's audio)."""
     count: int = 1
-    """Samples of a row, such as four earlier images."""
+    """Samples per row, such as four earlier images."""
     merged: int = 1
-    """Neighbouring tokens that become one: their mean, or joined features where there is a ``projector``."""
+    """Number of adjacent tokens to merge: by mean, or by concatenation with a ``projector``."""
     latents: int = 0
-    """Tokens that a resampler leaves of a sample; 0: no resampler."""
+    """Tokens per sample after a resampler; 0: no resampler."""
     resampler: Blocks | None = None
-    """Of the resampler; ``mlp=0``: without perceptrons."""
+    """Stack of the resampler; ``mlp=0``: without MLPs."""
     projector: int = 0
-    """Width inside a perceptron behind the tower; 0: one linear layer."""
+    """Inner width of an MLP after the tower; 0: one linear layer."""
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Tokens along each axis."""
+        """Number of tokens along each axis."""
         strides = self.stride or self.patch
         return tuple((size - p) // s + 1 for size, p, s in zip(self.sample[1:], self.patch, strides, strict=True))
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the blocks read of a sample."""
+        """Tokens per sample in the blocks."""
         if self.convolutions:
             return self.sample[-1] // 4
         return math.prod(self.grid) if self.patch else self.sample[0]
 
     @property
     def out_tokens(self) -> int:
-        """Tokens of a row that the fusion gets."""
+        """Tokens per row for the fusion."""
         return self.count * (self.latents or self.num_tokens // self.merged)
 
     def tiny(self) -> Encoder:
-        """Returns the same kind of tower over samples of a few patches."""
+        """Returns the same kind of tower for samples of a few patches."""
         patch = tuple(min(size, 8) for size in self.patch)
         extent = tuple(4 * size for size in patch) if patch else (6,)
         if self.convolutions:
@@ -260,9 +260,9 @@ class Tower(nn.Module):
     """A transformer over the tokens of one modality, projected for the fusion.
 
     Args:
-        config: What it reads and how large it is.
-        out_width: Features of a result.
-        pooled: The result is one vector, (batch, out width), and ids look back only; otherwise it is all tokens,
+        config: Dimensions.
+        out_width: Width of the result.
+        pooled: True: the result is one vector, (batch, out width), and attention over ids is causal; False: all tokens,
             (batch, tokens, out width).
     """
 
@@ -286,7 +286,7 @@ class Tower(nn.Module):
             self.project = nn.Linear(width, out_width, bias=False)
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Takes a batch of samples, ids or embedded ids; see the class for the result."""
+        """Encodes a batch of samples, ids or embedded ids; see the class for the result."""
         config = self.config
         rows = samples.flatten(0, 1) if config.count > 1 else samples
         tokens = self.tokens(rows)
@@ -306,9 +306,9 @@ class Tower(nn.Module):
 
 
 class Patches(nn.Module):
-    """Cuts samples into patches and embeds each; patches that do not overlap are one matrix product of them.
+    """Embeds patches of samples; patches without overlap by one matrix product.
 
-    A product needs no cuDNN, which has refused streams of other contexts (pytorch#84309).
+    A product needs no cuDNN, which failed on streams of other contexts (pytorch#84309).
     """
 
     def __init__(self, config: Encoder) -> None:
@@ -317,7 +317,7 @@ class Patches(nn.Module):
         self.cut = convolution(config.sample[0], config.blocks.width, config.patch, config.stride or config.patch)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Takes (batch, channels, ...); returns (batch, tokens, width)."""
+        """Maps (batch, channels, ...) to (batch, tokens, width)."""
         if self.cut.kernel_size != self.cut.stride:
             return self.cut(x).flatten(2).transpose(1, 2)  # type: ignore[no-any-return]
         axes = range(2, x.dim())
@@ -329,7 +329,7 @@ class Patches(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Two convolutions that halve bands and frames each, and a projection of what is left of the bands."""
+    """Two convolutions that each halve bands and frames, and a projection of the remaining bands."""
 
     def __init__(self, config: Encoder) -> None:
         super().__init__()
@@ -338,13 +338,13 @@ class Convolutions(nn.Module):
         self.project = nn.Linear(width * (config.sample[1] // 4), width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Takes (batch, 1, bands, frames); returns (batch, frames / 4, width)."""
+        """Maps (batch, 1, bands, frames) to (batch, frames / 4, width)."""
         hidden = F.relu(self.second(F.relu(self.first(x))))
         return self.project(hidden.permute(0, 3, 1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 def embedding(vocabulary: int, width: int) -> nn.Embedding:
-    """Returns an embedding that starts small, as language models' do."""
+    """Returns an embedding with small initial weights, as in language models."""
     table = nn.Embedding(vocabulary, width)
     nn.init.normal_(table.weight, std=0.02)
     return table
@@ -359,7 +359,7 @@ def _tokens(config: Encoder) -> nn.Module:
 
 
 def _angles(tokens: int, width: int, device: torch.device) -> Tensor:
-    """Returns cosines and sines of positions (RoFormer), (2, tokens, width)."""
+    """Returns cosines and sines of rotary positions (RoFormer), (2, tokens, width)."""
     inverse = 10_000.0 ** (torch.arange(0, -width, -2, device=device) / width)
     turned = torch.arange(tokens, device=device).unsqueeze(1) * inverse.repeat(2)
     return torch.stack((turned.cos(), turned.sin()))

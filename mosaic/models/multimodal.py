@@ -1,4 +1,4 @@
-"""One parametric multimodal model: towers for each modality, and one of four ways to fuse what they make.
+"""A parametric multimodal model: towers for each modality, and one of four fusions.
 
 ================  ========================================================================  =====================
 fusion            what it does                                                              loss
@@ -27,17 +27,17 @@ from torch import Tensor, nn
 from mosaic.models.layers import Blocks, Encoder, Stack, Tower, embedding
 
 Rows = Mapping[str, Tensor]
-"""Samples by what they are of."""
+"""Samples by modality."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contrast:
-    """Modalities in one space."""
+    """Modalities in a common space."""
 
     width: int
-    """Features of the space."""
+    """Width of the space."""
     pairs: tuple[tuple[str, str], ...]
-    """The two modalities that a contrastive loss compares, where a batch has both."""
+    """Pairs of modalities of contrastive losses, if a batch has both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +46,9 @@ class Decode:
 
     blocks: Blocks
     vocabulary: int
-    """Ids; the last ones are the encoders' placeholders."""
+    """Number of ids; the last ones are the encoders' placeholders."""
     tokens: int
-    """Tokens of a row, placeholders included."""
+    """Tokens per row, including placeholders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +56,11 @@ class Target:
     """A decoder's output."""
 
     tokens: int
-    """Steps of the decoder."""
+    """Number of decoder steps."""
     ids: tuple[int, int] = (0, 0)
-    """First and last + 1 of the shared vocabulary's ids that it may write."""
+    """Range of its ids in the shared vocabulary, first and last + 1."""
     features: int = 0
-    """Numbers a step, in the place of ids."""
+    """Numbers per step, instead of ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +68,21 @@ class Translate:
     """An encoder and a decoder with one vocabulary."""
 
     encoder: Blocks
-    """Reads the tokens of all towers."""
+    """Encoder of the tokens of all towers."""
     decoder: Blocks
-    """Writes the targets one after the other in one sequence; none of them sees another."""
+    """Decoder of the targets, concatenated in one sequence without seeing each other."""
     vocabulary: int
-    """Ids of all words and codes."""
+    """Number of ids of all words and codes."""
     targets: Mapping[str, Target]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denoise:
-    """A diffusion transformer over the latents of ``video``, which attends to ``text``: generation of videos."""
+    """A diffusion transformer over the latents of ``video`` that attends to ``text``, for video generation."""
 
     blocks: Blocks
     channels: int
-    """Features of a latent token, which the tower of ``video`` makes."""
+    """Width of a latent token of the ``video`` tower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class Config:
     encoders: Mapping[str, Encoder]
     fusion: Contrast | Decode | Translate | Denoise
     tasks: Mapping[str, Task] = field(default_factory=dict)
-    """Tasks that a batch may be made of; none: a batch has everything."""
+    """Tasks of a batch; empty: one batch with everything."""
 
     def tiny(self) -> Config:
         """Returns the same graph of modules with towers and stacks of two narrow layers."""
@@ -124,7 +124,7 @@ class Config:
         return replace(self, encoders=encoders, fusion=replace(fusion, **stacks, vocabulary=64, targets=targets))
 
     def cut(self, share: float) -> Config:
-        """Returns the same widths and samples with a share of every stack's layers and of every vocabulary."""
+        """Returns the same widths and samples with a share of all stacks' layers and vocabularies."""
 
         def shorter(blocks: Blocks) -> Blocks:
             return replace(blocks, layers=max(1, round(blocks.layers * share)) if blocks.layers else 0)
@@ -161,15 +161,15 @@ class Config:
         return TranslatingModel(self, self.fusion)
 
     def sample(self, draw: Draw, tasks: Sequence[str] | None = None) -> dict[str, Any]:
-        """Draws a batch, of some tasks or of all where the model has any.
+        """Draws a batch of some tasks or of all.
 
         Raises:
-            ValueError: There is no such task.
+            ValueError: A task is unknown.
         """
         chosen = tuple(self.tasks) if tasks is None else tuple(tasks)
         for task in chosen:
             if task not in self.tasks:
-                raise ValueError(f"there is no task {task!r}; choose some of {', '.join(self.tasks) or 'none'}")
+                raise ValueError(f"unknown task {task!r}; choose from: {', '.join(self.tasks) or 'none'}")
         if isinstance(self.fusion, Decode):
             reads = [self.tasks[task].reads for task in chosen] or [tuple(self.encoders)]
             return self._placed(self.fusion, draw, reads)
@@ -194,7 +194,7 @@ class Config:
         return sample
 
     def _placed(self, fusion: Decode, draw: Draw, reads: Sequence[Sequence[str]]) -> dict[str, Tensor]:
-        """Draws rows of text of each kind, with placeholders after the first token for what a row sees or hears."""
+        """Draws rows of text of each kind, with placeholders for images and sounds after the first token."""
         words = fusion.vocabulary - len(self.encoders)
         rows: list[Tensor] = []
         samples: dict[str, list[Tensor]] = {name: [] for name in self.encoders}
@@ -214,18 +214,18 @@ class Config:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutual:
-    """A small and a large model of the same inputs and vocabulary that learn from each other (CTVLM)."""
+    """A small and a large model with the same inputs and vocabulary that learn from each other (CTVLM)."""
 
     small: Config
-    """Of the kind ``Decode``, as ``large`` is."""
+    """With fusion ``Decode``, like ``large``."""
     large: Config
-    """With encoders of as many tokens."""
+    """With encoders of the same numbers of tokens."""
 
     def tiny(self) -> Mutual:
         return Mutual(small=self.small.tiny(), large=self.large.tiny())
 
     def cut(self, share: float) -> Mutual:
-        """Returns both with a share of their layers and words."""
+        """Returns both with a share of their layers and vocabularies."""
         return Mutual(small=self.small.cut(share), large=self.large.cut(share))
 
     def make(self) -> nn.Module:
@@ -236,7 +236,7 @@ class Mutual:
 
 
 class Draw:
-    """Draws random samples on one device, on ``meta`` shapes alone; the same ones for the same seed."""
+    """Draws random samples on one device (on ``meta`` only shapes), reproducible by seed."""
 
     def __init__(self, batch: int, device: torch.device, seed: int) -> None:
         self.batch, self.device = batch, device
@@ -251,14 +251,14 @@ class Draw:
         return torch.randint(first, end, (self.batch, tokens), generator=self._generator, device=self.device)
 
     def sample(self, encoder: Encoder, words: int) -> Tensor:
-        """Returns what an encoder reads; ids are below its own vocabulary's size or ``words``."""
+        """Returns an encoder's samples; ids are below its vocabulary's size or ``words``."""
         if encoder.patch or encoder.convolutions:
             return self.normal(*(() if encoder.count == 1 else (encoder.count,)), *encoder.sample)
         return self.ids(encoder.sample[0], 0, encoder.vocabulary or words)
 
 
 class ContrastiveModel(nn.Module):
-    """Towers into one space, and a learned temperature."""
+    """Towers into a common space, and a learned temperature."""
 
     def __init__(self, config: Config, fusion: Contrast) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ class ContrastiveModel(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
-        """Takes samples by modality, or by task samples by modality.
+        """Encodes samples by modality, or by task and modality.
 
         Returns ``loss``, the mean over pairs, and each modality's vectors, (batch, width), or each task's own loss.
         """
@@ -305,12 +305,12 @@ class DecoderModel(nn.Module):
         self.lm_head = nn.Linear(width, fusion.vocabulary, bias=False)
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, **samples: Tensor) -> dict[str, Tensor]:
-        """Puts what is seen and heard into the text and predicts the next tokens.
+        """Merges the encoders' features into the text and predicts the next tokens.
 
         Args:
-            input_ids: (batch, tokens), with a placeholder for each token of an encoder.
-            labels: Ids to predict, (batch, tokens); -100 where there is nothing to predict.
-            samples: By encoder, of the rows that have its placeholders, in their order.
+            input_ids: (batch, tokens), with a placeholder per token of an encoder.
+            labels: Ids to predict, (batch, tokens); -100: none.
+            samples: Samples by encoder, of the rows with its placeholders, in order.
         """
         hidden = self.embed_tokens(input_ids)
         for place, name in enumerate(self.encoders):
@@ -325,10 +325,10 @@ class DecoderModel(nn.Module):
 
 
 class DiffusionModel(nn.Module):
-    """A video's latents, noised; a transformer over them that attends to a text; and the velocity back to the video.
+    """A transformer over a video's noised latents that attends to a text and predicts the velocity.
 
-    The level of the noise is one more token before the latents, as in DiT's in-context conditioning; the goal is the
-    straight line of rectified flow. A batch brings its noise, so a step has no random numbers of its own.
+    The noise level is a token before the latents, as in DiT's in-context conditioning; the target is that of rectified
+    flow. A batch includes its noise, so a step draws no random numbers.
     """
 
     def __init__(self, config: Config, fusion: Denoise) -> None:
@@ -344,7 +344,7 @@ class DiffusionModel(nn.Module):
         self.leave = nn.Linear(width, fusion.channels)
 
     def forward(self, video: Tensor, text: Tensor, noise: Tensor, level: Tensor) -> dict[str, Tensor]:
-        """Predicts the velocity from a video's latents, of which a ``level``, (batch, 1), is noise, to its latents."""
+        """Predicts the velocity of a video's latents at the noise ``level``, (batch, 1)."""
         latents, context = self.encoders["video"](video), self.encoders["text"](text)
         share = level.unsqueeze(-1)
         hidden = torch.cat((self.levels(share), self.enter((1 - share) * latents + share * noise)), dim=1)
@@ -353,11 +353,10 @@ class DiffusionModel(nn.Module):
 
 
 def merge(embedded: Tensor, where: Tensor, features: Tensor) -> Tensor:
-    """Puts a tower's features into the stream of tokens.
+    """Merges a tower's features into the tokens.
 
-    ``masked_scatter`` does the same, but its backward asks the device how many placeholders there are: a step with it
-    waits there, and cannot be a CUDA graph. ``where`` is (batch, tokens) of bool, True for as many tokens as there are
-    features, which are in their order.
+    Like ``masked_scatter``, whose backward synchronizes with the device and cannot be captured in a CUDA graph.
+    ``where`` is (batch, tokens) of bool, True for as many tokens as features, in order.
     """
     index = (where.flatten().cumsum(0) - 1).clamp(min=0)
     spread = features.flatten(0, -2).index_select(0, index).unflatten(0, where.shape)
@@ -365,7 +364,7 @@ def merge(embedded: Tensor, where: Tensor, features: Tensor) -> Tensor:
 
 
 class MutualModel(nn.Module):
-    """Two models on the same batch; each learns from the labels and from the other's words."""
+    """Two models on the same batch; each learns from the labels and from the other's predictions."""
 
     temperature = 2.0
 
@@ -378,7 +377,7 @@ class MutualModel(nn.Module):
         self.align = nn.Linear(small.blocks.width, large.blocks.width)
 
     def forward(self, **batch: Tensor) -> dict[str, Tensor]:
-        """Runs both; returns ``loss``: both cross-entropies, both distillations, and the hidden states' distance."""
+        """Returns ``loss``: both cross-entropies, both distillations, and the distance of hidden states."""
         small, large = self.small(**batch), self.large(**batch)
         away = F.mse_loss(self.align(small["hidden"]).float(), large["hidden"].detach().float())
         learned = self._distil(small["logits"], large["logits"]) + self._distil(large["logits"], small["logits"])
@@ -410,7 +409,7 @@ class TranslatingModel(nn.Module):
         self.writers = nn.ModuleDict({name: nn.Linear(width, count) for name, count in features.items()})
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
-        """Takes samples by encoder and ``NAME_targets`` by target, or by task such a batch.
+        """Encodes samples by encoder and predicts ``NAME_targets`` by target, or such a batch by task.
 
         Returns ``loss``, the mean over targets and tasks, and of several tasks each one's own by its name.
         """
@@ -427,13 +426,13 @@ class TranslatingModel(nn.Module):
             for task, tokens in _split(self.encoders[name], own).items():
                 read[task].append(tokens)
         if not all(read.values()) or not all(goals.values()):
-            raise ValueError(f"got {', '.join(batch) or 'nothing'}; something to read and a target are needed")
+            raise ValueError(f"the batch has {', '.join(batch) or 'nothing'}; pass an input and a target")
         context, context_mask = _padded([torch.cat(parts, dim=1) for parts in read.values()])
         context = self.encoder(context, mask=context_mask)
         return self._write(context, context_mask, words, goals)
 
     def _embed(self, tasks: Mapping[str, Rows], goals: Mapping[str, Rows]) -> dict[tuple[str, str], Tensor]:
-        """Embeds the words of all tasks, those read and those written before, in one call."""
+        """Embeds the input and target ids of all tasks in one call."""
         ids: dict[tuple[str, str], Tensor] = {}
         for task, rows in tasks.items():
             ids |= {(task, name): rows[name] for name in self.words if name in rows}
@@ -483,7 +482,7 @@ class TranslatingModel(nn.Module):
 
 
 def target_mask(lengths: Sequence[int], device: torch.device) -> Tensor:
-    """Returns which token may see which, (tokens, tokens) of bool: those before it in its own target, and itself.
+    """Returns the attention mask of concatenated causal targets, (tokens, tokens) of bool.
 
     ::
 
@@ -493,7 +492,7 @@ def target_mask(lengths: Sequence[int], device: torch.device) -> Tensor:
                          . . 1 1 .
                          . . 1 1 1
     """
-    # Filled on the device: a copy of the lengths could not be captured in a CUDA graph.
+    # filled on the device: a copy from the host cannot be captured in a CUDA graph
     target = torch.cat([torch.full((length,), number, device=device) for number, length in enumerate(lengths)])
     return (target.unsqueeze(1) == target).tril()
 
@@ -503,7 +502,7 @@ def _tasks(batch: Mapping[str, Any], tasks: Sequence[str], names: Sequence[str])
     is_of_tasks = any(isinstance(value, Mapping) for value in batch.values())
     allowed = tasks if is_of_tasks else names
     if not batch or set(batch) - set(allowed):
-        raise ValueError(f"got {', '.join(batch) or 'nothing'}; give some of {', '.join(allowed)}")
+        raise ValueError(f"the batch has {', '.join(batch) or 'nothing'}; choose from: {', '.join(allowed)}")
     return dict(batch) if is_of_tasks else {"": batch}
 
 
@@ -513,7 +512,7 @@ def _by_encoder(tasks: Mapping[str, Rows], encoders: Sequence[str]) -> dict[str,
 
 
 def _split(module: nn.Module, rows: Rows) -> dict[str, Tensor]:
-    """Runs a module once over the rows of all tasks; returns each task's own."""
+    """Runs a module once over the rows of all tasks; returns the results per task."""
     if len(rows) == 1:
         return {task: module(part) for task, part in rows.items()}
     results = module(torch.cat(list(rows.values())))
@@ -521,12 +520,12 @@ def _split(module: nn.Module, rows: Rows) -> dict[str, Tensor]:
 
 
 def _shifted(goal: Tensor) -> Tensor:
-    """Returns what the decoder has read before each of its targets: (batch, tokens, ...), a zero in front."""
+    """Returns the decoder's inputs: targets shifted by one, with a leading zero, (batch, tokens, ...)."""
     return F.pad(goal[:, :-1], [0, 0] * (goal.dim() - 2) + [1, 0])
 
 
 def _padded(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Returns rows of unequal lengths as one tensor, and which tokens are real, (rows, 1, 1, tokens), or None: all."""
+    """Returns rows of unequal lengths as one tensor, and the mask of real tokens, (rows, 1, 1, tokens); None: all."""
     if len(parts) == 1:
         return parts[0], None
     longest = max(part.shape[1] for part in parts)

@@ -1,4 +1,4 @@
-"""Published models as transformers has them, with random weights: CLIP, LLaVA and Qwen3-VL."""
+"""Published models of transformers with random weights: CLIP, LLaVA and Qwen3-VL."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ _TINY: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A model of transformers in its published size, or a tiny one of its class."""
+    """A model of transformers in its published size, or a tiny one."""
 
     kind: Literal["clip", "llava", "qwen3-vl"]
     """Name in the zoo."""
     is_tiny: bool = False
-    """True for models of tests."""
+    """True for test models."""
 
     def make(self) -> nn.Module:
         """Returns the model.
 
         Raises:
-            MosaicError: transformers is not installed, or the model cannot be made without data.
+            MosaicError: transformers is not installed, or the model cannot be created without data.
         """
         if self.kind != "clip" and torch.empty(0).device.type == "meta":
             raise MosaicError(
-                f"transformers' {self.kind} reads the values of its inputs, which a plan for a described device lacks; "
+                f"transformers' {self.kind} reads the values of its inputs, so its operators cannot be counted; "
                 "plan qwen3-vl-paper, or profile this model on a GPU"
             )
         config, model = (self._class(name) for name in _CLASSES[self.kind])
@@ -55,16 +55,16 @@ class Published:
         return plain.train()
 
     def sample(self, draw: Draw, tasks: Sequence[str] | None = None) -> dict[str, Any]:
-        """Draws a batch: an image and a text a row.
+        """Draws a batch: an image and a text per row.
 
         Raises:
-            ValueError: ``tasks`` are given; the published models have one.
+            ValueError: ``tasks`` are passed; the published models have one.
         """
         if tasks:
-            raise ValueError(f"there is no task {tasks[0]!r}; {self.kind} has one task")
+            raise ValueError(f"unknown task {tasks[0]!r}; {self.kind} has only one task")
         if self.kind == "clip":
             ids = draw.ids(77, 0, 49_406)
-            ids[:, -1] = 49_407  # the end of the text
+            ids[:, -1] = 49_407  # end of text
             return {"input_ids": ids, "pixel_values": draw.normal(3, 224, 224), "return_loss": True}
         if self.kind == "llava":
             px, patches = (28, 4) if self.is_tiny else (336, 576)
@@ -89,7 +89,7 @@ class Published:
             vision = {**_CLIP_L, "patch_size": 14, "image_size": 224}
             text = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
             return {"vision_config": vision, "text_config": {**text, "projection_dim": 768}, "projection_dim": 768}
-        if self.kind == "qwen3-vl":  # the 8B form; the class's own numbers are those of another
+        if self.kind == "qwen3-vl":  # the 8B model, unlike the class's defaults
             text = {
                 "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32,
                 "num_key_value_heads": 8, "head_dim": 128,
@@ -109,6 +109,6 @@ class Published:
             return getattr(importlib.import_module("transformers"), name)
         except ImportError as missing:
             raise MosaicError(
-                f"zoo:{self.kind} in this size comes from transformers, which is not installed; "
-                "pip install 'mosaic-colocate[transformers]', or take another size"
+                f"zoo:{self.kind} in this size needs transformers, which is not installed; "
+                "pip install 'mosaic-colocate[transformers]', or use another size"
             ) from missing

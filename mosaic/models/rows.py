@@ -1,13 +1,12 @@
 """The zoo's table: each model's sizes, as layers and widths.
 
-``paper`` has the layers and widths of the main paper's Table 1 on the samples of its Table 2. The operations that
-Table 1 prints are those of other numbers of tokens: where it has a row, ``table1`` keeps its layers and widths and has
-its ratios of operations within 3 %. ``gpu`` is ``paper`` with a share of its layers and words that trains on one GPU
-of 80 GB with ``gpu_batch`` samples. ``tiny`` is for tests. ``public`` is the published model as transformers has it.
-
-CLIP and CTVLM are not in Table 1. CLIP is ViT-L/14's towers; CTVLM is a stand-in, since its dimensions are published
-nowhere: ViT-B/16 before TinyLlama and ViT-L before LLaMA-2 7B. Vision and audio of Qwen3-VL and Unified-IO 2 are as
-published where the table's column cannot be right (lab notes in `bench/README.md`).
+``paper`` has the layers and widths of the main paper's Table 1 and the samples of its Table 2. Table 1's FLOPs are
+those of other numbers of tokens; ``table1`` has its layers and widths, and its ratios of FLOPs within 3 %. ``gpu`` is
+``paper`` with a share of its layers and vocabulary that trains on one GPU of 80 GB with ``gpu_batch`` samples. ``tiny``
+is for tests. ``public`` is the published model of transformers. CLIP and CTVLM are not in Table 1. CLIP is ViT-L/14's
+towers. CTVLM's dimensions are not published; ours are ViT-B/16 before TinyLlama and ViT-L before LLaMA-2 7B. Vision and
+audio of Qwen3-VL and Unified-IO 2 are as published if the table's column cannot be right (lab notes in
+`bench/README.md`).
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ class Row:
     """A model of the zoo."""
 
     name: str
-    """As in ``--model zoo:NAME-SIZE``."""
+    """Name, as in ``--model zoo:NAME-SIZE``."""
     sizes: Mapping[str, Size]
     source: str
     """Source of its sizes."""
     workload: Literal["mosaic", "spindle", "pipeweaver"] | None = None
-    """The paper that measures it: Mosaic's Table 1 and Table 2, Spindle's section 5, or PipeWeaver's Table 4."""
+    """The paper that measures it: Mosaic (Tables 1 and 2), Spindle (section 5) or PipeWeaver (Table 4)."""
     frozen: tuple[str, ...] = ()
-    """Modules that its original training does not change, for ``build(..., freeze=)``."""
+    """Modules frozen in its original training, for ``build(..., freeze=)``."""
     gpu_batch: int = 8
-    """Samples of a batch with which the size ``gpu`` fits in 80 GB, counted."""
+    """Batch size with which the size ``gpu`` fits into 80 GB, counted."""
     modules: tuple[str, ...] | None = None
-    """Modules to place where their sizes alone mislead the finder; None: the finder chooses."""
+    """Modules to place; None: found by tracing."""
 
 
 def _row(name: str, paper: Config | Mutual, share: float, source: str, **more: Any) -> Row:
@@ -74,7 +73,7 @@ _CLIP = Config(
     fusion=Contrast(width=768, pairs=(("image", "text"),)),
 )
 MODALITIES = ("image", "audio", "text", "depth", "thermal", "imu")
-"""Of ImageBind, those of Table 1 first."""
+"""Towers of ImageBind, those of Table 1 first."""
 _IMAGEBIND = Config(
     encoders={
         "image": _image(24, 1024, 16),
@@ -98,7 +97,7 @@ _PAIRS = tuple(combinations(("image", "text", "audio", "depth", "thermal", "imu"
 CLIP_TASKS: Mapping[str, Task] = {
     f"{first}_{second}": Task(reads=(first, second)) for first, second in (*_PAIRS, ("audio", "depth"))
 }
-"""Ten of the fifteen pairs; which ten Spindle took is not told: images with all others, text with the other four."""
+"""Ten of the fifteen pairs: images with all others, text with the other four. Spindle does not name its ten."""
 _MULTITASK_CLIP = Config(
     encoders={
         "image": _image(32, 1280, 16, px=224, patch=14),
@@ -114,7 +113,7 @@ _MULTITASK_CLIP = Config(
 
 # Decode: Qwen3-VL, CTVLM and Spindle's QWen-VAL.
 
-# The published vision has three more perceptrons, one for each tap of DeepStack: here one of four times the width.
+# the published vision has three more MLPs, one per tap of DeepStack; here one of four times the width
 _QWEN3_VISION = _image(27, 1152, 16, mlp=4304, merged=4, projector=4 * 4 * 1152)
 _QWEN3_VL = Config(
     encoders={"image": _QWEN3_VISION},
@@ -198,11 +197,11 @@ _UNIFIED = _unified(text=2048, image_codes=1024, audio_codes=512, latents=(32, 1
 UNIFIED_ENCODERS = tuple(f"encoders.{name}" for name in ("image", "audio", "image_history", "audio_history"))
 
 OFASYS_WORDS, OFASYS_IDS = 50_265, 59_457
-"""Ids of words; after them come an image's 8,192 codes and a box's 1,000 bins."""
+"""Ids of words, followed by an image's 8,192 codes and a box's 1,000 bins."""
 OFASYS_LAYERS: Mapping[str, int] = {"image": 8, "text": 4, "audio": 6} | dict.fromkeys(
     ("video", "motion", "box", "phone", "struct", "category"), 2
 )
-"""Of each adaptor: those that Table 1 lists, and two for each of the others, which is our choice."""
+"""Layers of each adaptor: from Table 1, otherwise two (our choice)."""
 
 
 def _ofasys(
@@ -247,7 +246,7 @@ OFASYS_TASKS: Mapping[str, Task] = {
     "video_captioning": Task(reads=("text", "video"), writes=("text",)),
     "text_to_motion": Task(reads=("text",), writes=("motion",)),
 }
-"""Seven tasks; Spindle names five, the captioning of videos and motion from text are our choice."""
+"""Seven tasks: Spindle's five, and video captioning and motion from text (our choice)."""
 _MULTITASK_OFASYS = replace(
     _ofasys(
         {"image": 18}, (12, 12), 1024, image_px=224, image_patch=14, video=(8, 224, 224), video_patch=32, mels=80,
@@ -316,7 +315,7 @@ _ROWS = (
         sizes={
             "tiny": _QWEN_VAL.tiny(),
             "spindle": _QWEN_VAL,
-            # With language models of LLaMA's sizes on Table 2's samples; Spindle gives no dimensions.
+            # language models of LLaMA's sizes on Table 2's samples; Spindle has no dimensions
             "30b": _qwen_val(_llama(60, 6656, 52, 17_920), 512, 16, 800),
             "70b": _qwen_val(_llama(80, 8192, 64, 28_672), 512, 16, 800),
         },
@@ -339,6 +338,6 @@ _ROWS = (
 )
 
 MODELS: Mapping[str, Row] = MappingProxyType({row.name: row for row in _ROWS})
-"""By name; those of the main paper first, in its order of growing complexity."""
+"""Models by name; those of the main paper first, in its order of complexity."""
 PAPER_MODELS = tuple(name for name, row in MODELS.items() if row.workload == "mosaic")
-"""Names of the six models that Mosaic's paper measures."""
+"""Names of the six models measured in Mosaic's paper."""

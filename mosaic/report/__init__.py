@@ -1,4 +1,4 @@
-"""Tables, pictures and traces of profiles, plans and runs; and progress lines.
+"""Tables, pictures and traces of profiles, plans and runs, and progress bars.
 
 ``rich`` and ``matplotlib`` are imported only for drawing.
 """

@@ -1,4 +1,4 @@
-"""A table of load balancers of one sequence, and a picture of its mask's tiles coloured by rank.
+"""A table of load balancers for one sequence, and a picture of its mask with tiles coloured by rank.
 
 ::
 
@@ -29,7 +29,7 @@ _PANEL = 4.6
 def context_table(plans: Sequence[ContextPlan]) -> Table:
     """Returns a row per plan of one sequence, the first in bold."""
     first = plans[0]
-    shares = (">work: most\n× mean", ">tokens: most\n× mean", ">received: most\n% of gathering all")
+    shares = (">max work\n× mean", ">max tokens\n× mean", ">max received\n% of remote")
     rows = []
     for plan in plans:
         tokens = np.bincount(plan.distribution.rank_of, minlength=plan.ranks)
@@ -41,7 +41,7 @@ def context_table(plans: Sequence[ContextPlan]) -> Table:
 
 
 def draw_context(plans: Sequence[ContextPlan], path: Path) -> None:
-    """Draws the mask of one sequence as plans divide it, a pixel for each tile in the colour of the query's rank.
+    """Draws the mask of one sequence as divided by plans: a pixel per tile in the colour of the query's rank.
 
     Args:
         plans: One or a few plans of one sequence.
@@ -49,11 +49,11 @@ def draw_context(plans: Sequence[ContextPlan], path: Path) -> None:
 
     Raises:
         MosaicError: matplotlib is missing, or the file cannot be written.
-        ValueError: The suffix is another.
+        ValueError: The suffix is not ``.png`` or ``.svg``.
     """
     colors = colors_of(f"rank {rank}" for rank in range(plans[0].ranks))
-    legend = dict([*colors.items()][:8]) | {"lighter: tiles seen in part": ""}
-    title = f"Who sees whom: {plans[0].mask.num_tokens} tokens"
+    legend = dict([*colors.items()][:8]) | {"lighter: partially visible tiles": ""}
+    title = f"Attention mask: {plans[0].mask.num_tokens} tokens"
     figure = new_figure([_PANEL], title=title, width=len(plans) * (_PANEL + 0.8), legend=legend)
     figure.axes[0].remove()
     shades = np.array([[int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)] for color in colors.values()])

@@ -1,6 +1,6 @@
-"""Panels, colours, legends and files that all pictures share: matplotlib without pyplot.
+"""Panels, colours, legends and files of all pictures; matplotlib without pyplot.
 
-The hues are from the colour-blind safe sets of Okabe and Ito and of Paul Tol.
+The hues are from the colour-blind-safe palettes of Okabe and Ito and of Paul Tol.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from mosaic.artifact import write_bytes
 from mosaic.errors import MosaicError
 
 INK, FAINT, GRID, OUTSIDE, GLUE = "#1c1c1c", "#6a6a6a", "#dcdcdc", "#efefef", "#a8a8a8"
-"""Text; secondary text; lines between lanes; time outside of steps; operations between modules."""
+"""Colours of text, secondary text, lane borders, time outside steps, and operations between modules."""
 SHADES = {"darker: forward, lighter: backward": "", "idle": "#ffffff"}
 """Legend of phases."""
 WIDTH = 10.0
-"""Inches of a page."""
+"""Width of a page in inches."""
 _HUES = (
     *("#0072b2", "#e69f00", "#009e73", "#cc6fa4", "#56b4e9", "#d55e00"),
     *("#332288", "#117733", "#882255", "#bfa93a", "#7a5230", "#999933"),
 )
 _LETTER = 0.075
-"""Inches of an average letter at 10 points."""
+"""Average width of a letter at 10 points, in inches."""
 _STYLE = {
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "axes.spines.left", "legend.frameon"), False),
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
@@ -37,7 +37,7 @@ _STYLE = {
 
 
 def _style() -> Any:
-    """Returns a context with the style of all pictures; raises MosaicError if matplotlib is not installed."""
+    """Returns a context with the common style; raises MosaicError if matplotlib is not installed."""
     try:
         import matplotlib.figure
     except ImportError as error:
@@ -48,17 +48,17 @@ def _style() -> Any:
 
 
 def colors_of(names: Iterable[str]) -> dict[str, str]:
-    """Returns a colour ``#rrggbb`` for each name by order of first appearance; after twelve they repeat."""
+    """Returns a colour ``#rrggbb`` per name, in order of first appearance; twelve colours repeat."""
     return {name: _HUES[index % len(_HUES)] for index, name in enumerate(dict.fromkeys(names))}
 
 
 def lighter(color: str, share: float = 0.58) -> str:
-    """Returns ``color`` mixed with ``share`` of white."""
+    """Mixes ``color`` with a ``share`` of white."""
     return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in bytes.fromhex(color[1:]))
 
 
 def ink_on(color: str) -> str:
-    """Returns the text colour, black or white, that is easier to read on ``color``."""
+    """Returns black or white, whichever has more contrast on ``color``."""
     red, green, blue = ((part / 255) ** 2.2 for part in bytes.fromhex(color[1:]))
     return "#ffffff" if 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.22 else INK
 
@@ -66,9 +66,9 @@ def ink_on(color: str) -> str:
 def new_figure(
     heights: Sequence[float], *, title: str, subtitle: str = "", width: float = WIDTH, legend: Mapping[str, str] = {}
 ) -> Any:
-    """Returns a ``matplotlib.figure.Figure`` with a panel for each of ``heights`` inches, from the top.
+    """Returns a ``matplotlib.figure.Figure`` with panels of ``heights`` inches, from the top.
 
-    ``legend`` has meanings at the bottom of the page with their colours; an empty colour has no swatch.
+    ``legend`` maps texts at the bottom of the page to colours; an empty colour has no swatch.
     """
     texts = [shorten(meaning, 5.0) for meaning in legend]
     columns = max(1, min(len(texts), int(width / (max(map(len, texts), default=1) * _LETTER + 0.5))))
@@ -91,24 +91,24 @@ def new_figure(
 
 
 def shorten(text: str, inches: float) -> str:
-    """Returns ``text``, or its first letters and an ellipsis if it is too long for the room."""
+    """Returns ``text``, truncated with an ellipsis if it is too long."""
     most = max(1, int(inches / _LETTER))
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _fitting(texts: Sequence[str], inches: float) -> str:
-    """Returns the first of ``texts`` that fits the room at 10 points; empty if none does."""
+    """Returns the first of ``texts`` that fits at 10 points; empty if none does."""
     return next((text for text in texts if len(text) * _LETTER + 0.06 <= inches), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A box on a panel's lanes, with its module's name or the last part of it if that fits."""
+    """A box on a panel's lanes, with its module's name or last name component if it fits."""
 
     start_ms: float
     end_ms: float
     low: float
-    """Upper edge in lanes from the top."""
+    """Upper edge, in lanes from the top."""
     height: float
     """In lanes."""
     color: str
@@ -119,20 +119,20 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """Lanes below each other over time, under a title."""
+    """Lanes over time, under a title."""
 
     title: str
     lanes: Sequence[str]
-    """Names of the lanes, each 1.0 high."""
+    """Names of the lanes."""
     spans: Sequence[tuple[float, float, Sequence[str]]]
-    """Start and end of each stretch on white ground, with texts to show above it; the first that fits is shown."""
+    """Start and end of each interval on white, and texts above it, of which the first that fits is shown."""
     bars: Sequence[Bar]
 
 
 def lane_figure(
     panels: Sequence[Panel], *, title: str, subtitle: str = "", legend: Mapping[str, str], axis: str, lane_inches: float
 ) -> Any:
-    """Returns a figure with the panels one above the other on one time axis in milliseconds."""
+    """Returns a figure of stacked panels with a common time axis in milliseconds."""
     heights = [max(0.84, min(lane_inches * len(panel.lanes), 4.5)) for panel in panels]
     figure = new_figure(heights, title=title, subtitle=subtitle, legend=legend)
     end_ms = max((end for panel in panels for _, end, _ in panel.spans), default=0.0) or 1.0
@@ -170,19 +170,19 @@ def _draw_bar(axes: Any, bar: Bar, *, ms_inches: float, lane_inches: float) -> N
 
 
 def picture_format(path: Path) -> str:
-    """Returns ``png`` or ``svg`` by the suffix; raises ValueError if it is neither, MosaicError without matplotlib."""
+    """Returns ``png`` or ``svg`` by the suffix; raises ValueError for others, MosaicError without matplotlib."""
     kind, _ = path.suffix.lower()[1:], _style()
     if kind not in ("png", "svg"):
-        raise ValueError(f"picture {path.name!r} ends in {path.suffix!r}; use .png or .svg")
+        raise ValueError(f"{path.name!r} ends in {path.suffix!r}; use .png or .svg")
     return kind
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Writes the page whole or not at all, as PNG or SVG by the suffix; the same input gives the same bytes.
+    """Writes the page atomically and reproducibly, as PNG or SVG by the suffix.
 
     Raises:
         MosaicError: The folder cannot be written or the disk is full.
-        ValueError: The suffix is neither.
+        ValueError: The suffix is not ``.png`` or ``.svg``.
     """
     kind, content = picture_format(path), BytesIO()
     with _style():

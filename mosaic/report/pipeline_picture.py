@@ -1,4 +1,4 @@
-"""Pipeline schedules for people: tables of planned steps, and a picture of the tasks of every rank.
+"""Tables of planned pipeline steps, and a picture of the tasks of every rank.
 
 ::
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _GAP = 0.12
-"""Share of a rank's height left white."""
+"""White share of a rank's height."""
 _MAX_LABELS = 800
 _SHADES = {ActionKind.FORWARD: 0.0, ActionKind.BACKWARD: 0.5, ActionKind.WEIGHTS: 0.78}
-"""Share of white in a module's colour."""
+"""Share of white by kind of task."""
 SIMULATED = "Pipeline schedules (simulated)"
 """Title of simulated pictures."""
 
@@ -49,19 +49,19 @@ class PipelineRun:
 
 
 def draw_pipelines(runs: Sequence[PipelineRun], path: Path, *, title: str = SIMULATED) -> None:
-    """Writes ``pipelines_figure`` as a ``.png`` or ``.svg`` file, whole or not at all.
+    """Writes ``pipelines_figure`` as a ``.png`` or ``.svg`` file, atomically.
 
     Raises:
         MosaicError: matplotlib is missing, or the file cannot be written.
-        ValueError: A run's numbers of starts and tasks differ, or the suffix is unsupported.
+        ValueError: The numbers of a run's starts and tasks differ, or the suffix is unsupported.
     """
     save_figure(pipelines_figure(runs, title=title), path)
 
 
 def pipelines_figure(runs: Sequence[PipelineRun], *, title: str = SIMULATED) -> Any:
-    """Returns the figure of steps one above the other on one time axis, each compared with the first.
+    """Returns the figure of stacked steps with a common time axis, compared with the first.
 
-    A module's forward has its colour, backward a lighter shade, backward for weights the lightest; white is a bubble.
+    Forwards have the module's colour, backwards a lighter shade, backwards for weights the lightest; bubbles are white.
     """
     tasks = [task for run in runs for task in run.graph.tasks]
     colors = colors_of(part.module for task in tasks for part in task.parts)
@@ -87,17 +87,17 @@ def pipelines_figure(runs: Sequence[PipelineRun], *, title: str = SIMULATED) -> 
 
 def _fact(run: PipelineRun, first: PipelineRun) -> str:
     if not run.graph.tasks:
-        return "nothing runs"
+        return "no tasks"
     busy = sum(task.time_ns for task in run.graph.tasks) / (run.makespan_ns * run.graph.num_rows)
     text = f"{ms_text(run.makespan_ns / 1e6)} ms, {1 - busy:.1%} bubbles"
-    if run is first or first.title == "measured":  # the simulation is of the same step
+    if run is first or first.title == "measured":  # a simulation of the same step
         return text
     return f"{text}; {first.makespan_ns / run.makespan_ns:.2f}× as fast as {first.title}"
 
 
 def _bars(run: PipelineRun, colors: Mapping[str, str]) -> Iterator[Bar]:
-    """Yields a rank's rows one below the other; modules of a mixed task share its row."""
-    is_sparse = len(run.graph.tasks) <= _MAX_LABELS  # edges of many narrow tasks would hide them
+    """Yields a rank's rows from the top; modules of a mixed task share its row."""
+    is_sparse = len(run.graph.tasks) <= _MAX_LABELS  # edges would hide narrow tasks
     for task, start in zip(run.graph.tasks, run.start_ns, strict=True):
         rank = run.graph.rank_of[task.row]
         rows = [row for row, own in enumerate(run.graph.rank_of) if own == rank]
@@ -117,7 +117,7 @@ def _bars(run: PipelineRun, colors: Mapping[str, str]) -> Iterator[Bar]:
 
 
 def pipeline_table(planned: PlannedStep, contenders: Mapping[str, PlannedStep | str]) -> Table:
-    """Returns simulated rows of the plan and of each baseline; a baseline that cannot run has its reason."""
+    """Returns simulated rows of the plan and of the baselines; a baseline without a plan has its reason."""
     rows, caption = [], "nothing here was measured"
     for name, plan in {"planned": planned, **contenders}.items():
         if isinstance(plan, str):
@@ -127,7 +127,7 @@ def pipeline_table(planned: PlannedStep, contenders: Mapping[str, PlannedStep | 
         bubbles, fullest = f"{100 * plan.bubble_share:.1f}", f"{max(plan.timed.peak_bytes) / 1e9:.1f}"
         rows.append([name, f"{plan.makespan_ns / 1e6:.1f}", f"{ratio:.2f}", bubbles, fullest, _policies(plan)])
         if any(task.kind is ActionKind.WEIGHTS for task in plan.graph.tasks):
-            caption += f"\n{name} computes gradients of weights apart, which ranks here do not run: it is not chosen"
+            caption += f"\n{name} computes weight gradients separately, which Mosaic cannot run: it is not chosen"
     columns = ("schedule", ">step\nms", ">× ours", ">bubbles\n%", ">fullest rank\nGB", "activations")
     return make_table("One step, simulated", columns, rows, caption=caption, bold=(0,))
 

@@ -1,6 +1,6 @@
-"""A plan for people: its table, and a picture of its predicted step.
+"""The table of a plan, and the picture of its predicted step.
 
-In the picture a module is as tall as its share of the device and as long as its predicted time.
+In the picture a module's height is its share of the device, and its length is its predicted time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MARGIN = 0.05
 
 
 def slot_runs(slots: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Joins neighbouring slots: ``(0, 1, 4)`` gives ``((0, 2), (4, 1))``, each the first slot and how many."""
+    """Groups adjacent slots as (first, count): ``(0, 1, 4)`` gives ``((0, 2), (4, 1))``."""
     runs: list[tuple[int, int]] = []
     for slot in sorted(set(slots)):
         if runs and slot == sum(runs[-1]):
@@ -33,12 +33,12 @@ def slot_runs(slots: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def slots_text(slots: Sequence[int]) -> str:
-    """Returns slots for people: ``0-1,4``; ``none`` if there are none."""
+    """Formats slots as ``0-1,4``, or ``none``."""
     return ",".join(f"{a}" if n == 1 else f"{a}-{a + n - 1}" for a, n in slot_runs(slots)) or "none"
 
 
 def ms_text(time_ms: float) -> str:
-    """Returns milliseconds with at least three digits and no exponent."""
+    """Formats milliseconds with at least three digits and no exponent."""
     return f"{time_ms:.0f}" if time_ms >= 100 else f"{time_ms:.3g}"
 
 
@@ -48,7 +48,7 @@ def _device_text(plan: Plan) -> str:
 
 
 def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
-    """Returns a table of placements with predicted times, stage by stage; ``graph`` adds predecessors."""
+    """Returns a table of placements with predicted times by stage; ``graph`` adds predecessors."""
     has_communication = any(p.route_forward_ms or p.route_backward_ms or p.reduce_ms for p in plan.placements)
     columns = [">stage", "module", ">devices", ">slots", ">quota", ">forward\nms", ">backward\nms"]
     columns += [">route\nms", ">sum\nms"] if has_communication else []
@@ -79,13 +79,13 @@ def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
 
 def _caption(plan: Plan, has_communication: bool) -> str:
     if plan.predicted_ms <= 0:
-        return "no times are predicted in this plan"
+        return "this plan has no predicted times"
     lines = [f"predicted step: {plan.predicted_ms:.2f} ms for the modules"]
     if plan.sequential_ms > 0:
         one_at_a_time = f"one module at a time: {plan.sequential_ms:.2f} ms"
         lines.append(f"predicted {one_at_a_time}; speed-up: {plan.predicted_speedup:.2f}×")
     if has_communication:
-        lines.append("route: rows that travel between devices; sum: gradients summed after a backward")
+        lines.append("route: rows sent between devices; sum: gradient reduction after a backward")
     lines.append(f"slot time in use: {plan.utilisation:.0%}, modelled from predicted times")
     if note := note_of_others(plan.foreign_cpu_share, plan.device):
         lines.append(f"while its modules were measured, {note}")
@@ -93,10 +93,10 @@ def _caption(plan: Plan, has_communication: bool) -> str:
 
 
 def plan_figure(plan: Plan) -> Any:
-    """Returns the figure of a plan's predicted step: one lane per device, white for unused parts.
+    """Returns the figure of a plan's predicted step: a lane per device, white if unused.
 
-    Forwards run in stage order in the modules' colours, then backwards in the reverse order in lighter shades. A stage
-    is as long as its slowest module. Without predicted times each module has length 1.
+    Forwards are in stage order in the modules' colours, then backwards in reverse order in lighter shades. A stage is
+    as long as its slowest module. Without predicted times each module has length 1.
     """
     note = note_of_others(plan.foreign_cpu_share, plan.device)
     colors = colors_of(placement.module for placement in plan.placements)
@@ -106,7 +106,7 @@ def plan_figure(plan: Plan) -> Any:
         title=f"The plan on {_device_text(plan)}" + (" (predicted)" if is_predicted else ""),
         subtitle=f"while its modules were measured, {note}" if note else "",
         legend=colors | SHADES,
-        axis="predicted milliseconds" if is_predicted else "no times are predicted: each has length 1",
+        axis="predicted milliseconds" if is_predicted else "no predicted times: all lengths are 1",
         lane_inches=1.15,
     )
 
@@ -126,9 +126,9 @@ def _panel(plan: Plan, colors: Mapping[str, str]) -> Panel:
                 spans.append((now, end, (f"stage {index} {phase}", f"{index} {phase}", f"{index}{phase[0].upper()}")))
             now = end
     kind = "cores" if plan.device.kind == "host" else "GPU"
-    fact = "no times are predicted; lengths are nominal"
+    fact = "no predicted times; lengths are nominal"
     if plan.predicted_ms > 0:
-        fact = f"{ms_text(plan.predicted_ms)} ms a step, {plan.utilisation:.0%} of slot time in use (modelled)"
+        fact = f"{ms_text(plan.predicted_ms)} ms per step, {plan.utilisation:.0%} of slot time in use (modelled)"
         if plan.is_colocated and plan.sequential_ms > 0:
             fact += f", predicted speed-up {plan.predicted_speedup:.2f}×"
     return Panel(

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a line for each phase in a log."""
+"""Progress of long work: a bar on a terminal, a line per phase in a log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """A bar with the phase's name and the time left. Output goes to ``console``, standard error by default.
+    """A bar with the phase's name and the remaining time, on ``console`` (by default standard error).
 
     ::
 
@@ -42,7 +42,7 @@ class Progress:
         self._bar.stop()
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """Ends the last phase and starts one of ``total`` pieces; None if their number is unknown."""
+        """Ends the current phase and starts one of ``total`` pieces (None: unknown)."""
         for task in self._bar.tasks[-1:]:
             self._bar.update(task.id, note="", total=1, completed=1)
         self._bar.add_task(name, total=total, note="")
@@ -50,11 +50,11 @@ class Progress:
             self._console.print(f"{name} ...", markup=False, highlight=False, soft_wrap=True)
 
     def advance(self, count: int = 1, *, note: str = "") -> None:
-        """Counts ``count`` more finished pieces of the phase; ``note`` is the current piece."""
+        """Adds ``count`` finished pieces; ``note`` is the current piece."""
         self._bar.update(self._bar.tasks[-1].id, advance=count, note=note)
 
     def follow(self, name: str) -> Callable[[str, int, int], None]:
-        """Returns a callback ``(piece, done, total)`` that shows the caller's progress as a phase."""
+        """Returns a callback ``(piece, done, total)`` that shows progress as a phase."""
 
         def follow(piece: str, done: int, total: int) -> None:
             if not self._bar.tasks or self._bar.tasks[-1].description != name:

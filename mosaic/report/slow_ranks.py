@@ -1,7 +1,6 @@
-"""Slow ranks: ranks whose own computing takes longer than that of the same modules on other ranks.
+"""Finds slow ranks: ranks on which modules compute longer than on other ranks.
 
-Waiting is separate from computing: a waiting rank is not slow. Times are medians of the steps, without the first one if
-others remain.
+Waiting does not count as computing. Times are medians of the steps, without the first one if there are others.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MIN_RATIO = 1.25
-"""Least ratio of a slow module: ranks' rows may differ by one, machines by some percent."""
+"""Minimum ratio of a slow module: ranks' rows may differ by one, machines by a few percent."""
 MIN_LOST_SHARE = 0.03
-"""Least lost share of a step's time to report."""
+"""Minimum lost share of a step to report."""
 _Times = Mapping[tuple[str, str], Mapping[int, float]]
 """Milliseconds by module and phase, then by step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowModule:
-    """A module and phase that takes longer on a rank than on others."""
+    """A module and phase that is slower on a rank than on others."""
 
     module: str
     phase: str
     here_ms: float
     elsewhere_ms: float
-    """This rank's time at the others' pace."""
+    """Time on this rank at the others' speed."""
 
     def __str__(self) -> str:
         ratio = self.here_ms / self.elsewhere_ms
@@ -45,25 +44,25 @@ class SlowModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
-    """Medians of one rank's computing and waiting in a step."""
+    """Median computing and waiting times of one rank in a step."""
 
     rank: int
     host: str
     compute_ms: float
     wait_ms: float
     slow: tuple[SlowModule, ...]
-    """Slow modules, most lost time first; empty for a rank that is not slow."""
+    """Slow modules, largest loss first; empty if the rank is not slow."""
     lost_ms: float
-    """Time of a step lost against other ranks."""
+    """Time lost per step against other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankComparison:
-    """Comparison of all ranks with traces, by number."""
+    """Comparison of all ranks with traces, by rank."""
 
     ranks: tuple[RankSummary, ...]
     missing: tuple[int, ...]
-    """Ranks of the run without traces."""
+    """Ranks without traces."""
     num_steps: int
 
     @property
@@ -72,14 +71,14 @@ class RankComparison:
         return tuple(sorted((rank for rank in self.ranks if rank.slow), key=lambda rank: -rank.lost_ms))
 
     def sentences(self) -> tuple[str, ...]:
-        """Describes the result, the slow ranks first."""
+        """Describes the result, slow ranks first."""
         lines = [
-            f"rank {rank.rank} ({rank.host}) is slow, by {rank.lost_ms:.2f} ms a step: {'; '.join(map(str, rank.slow))}"
+            f"rank {rank.rank} ({rank.host}) is slow, {rank.lost_ms:.2f} ms per step: {'; '.join(map(str, rank.slow))}"
             for rank in self.slow
         ]
-        lines = lines or ["no rank is slow: modules that several ranks run take about as long on each"]
+        lines = lines or ["no rank is slow: modules on several ranks take about the same time on each"]
         if self.missing:
-            lines.append(f"without a trace: rank {', '.join(map(str, self.missing))}")
+            lines.append(f"no trace of rank {', '.join(map(str, self.missing))}")
         return tuple(lines)
 
     def table(self) -> Table:
@@ -87,7 +86,7 @@ class RankComparison:
         for rank in self.ranks:
             lost = f"{rank.lost_ms:.2f}" if rank.slow else "-"
             rows.append((str(rank.rank), f"{rank.compute_ms:.2f}", f"{rank.wait_ms:.2f}", lost, rank.host))
-        columns = (">rank", ">computes\nms a step", ">waits\nms a step", ">slow by\nms a step", "machine")
+        columns = (">rank", ">computes\nms per step", ">waits\nms per step", ">slow by\nms per step", "machine")
         return make_table(f"{self.num_steps} steps, measured", columns, rows)
 
 
@@ -100,12 +99,12 @@ def compare_ranks(traces: Sequence[RankTrace]) -> RankComparison:
     traces = sorted(traces, key=lambda trace: trace.rank)
     if len({trace.rank for trace in traces}) < max(2, len(traces)):
         ranks = ", ".join(str(trace.rank) for trace in traces)
-        raise InvalidFileError(f"the traces are of rank {ranks}; give one trace of each of two or more ranks")
+        raise InvalidFileError(f"the traces are of rank {ranks}; pass one trace for each of two or more ranks")
     if len({trace.run for trace in traces}) > 1:
-        raise InvalidFileError("the traces are of different runs; give those of one start of the ranks")
+        raise InvalidFileError("the traces are of different runs; pass those of one run")
     common = set.intersection(*({span.step for span in trace.spans} for trace in traces))
     if not common:
-        raise InvalidFileError("the traces have no step in common; write them at the same time on all ranks")
+        raise InvalidFileError("the traces have no common step; write them at the same time on all ranks")
     steps = common - {min(common)} or common
     times = {trace.rank: _times(trace, steps) for trace in traces}
     return RankComparison(
@@ -134,7 +133,7 @@ def _summary(trace: RankTrace, times: Mapping[int, _Times], steps: set[int]) -> 
         others = [table[work] for rank, table in times.items() if rank != trace.rank and work in table]
         beside = {step: [max(other[step], 1e-9) for other in others if step in other] for step in own}
         ratios = sorted(own[step] / median(times_ms) for step, times_ms in beside.items() if times_ms)
-        if ratios and ratios[len(ratios) // 4] >= MIN_RATIO:  # in three of four steps: a machine may be busy at times
+        if ratios and ratios[len(ratios) // 4] >= MIN_RATIO:  # in three of four steps: machines may be busy
             here_ms = median(own.values())
             elsewhere_ms = here_ms / median(ratios)
             slow.append(SlowModule(module=work[0], phase=work[1], here_ms=here_ms, elsewhere_ms=elsewhere_ms))

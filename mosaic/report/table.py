@@ -1,4 +1,4 @@
-"""Tables for the terminal: their look, and those of graphs, measured profiles and compared planners."""
+"""Tables for the terminal: style, graphs, measured profiles and compared planners."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def make_table(
     bold: Collection[int] = (),
     ends: Collection[int] = (),
 ) -> Table:
-    """Returns a table of rows; titles, cells and captions hold no markup.
+    """Returns a table of rows; titles, cells and captions have no markup.
 
-    ``>`` before a column's heading right-justifies its numbers and keeps them on one line. ``bold`` has the indices of
-    the rows in bold, ``ends`` those of the rows with which a section ends.
+    ``>`` before a heading right-justifies its column without wrapping. ``bold`` has the indices of bold rows, ``ends``
+    those of the last rows of sections.
     """
     from rich import box
     from rich.table import Table
@@ -54,7 +54,7 @@ def make_table(
 
 
 def profile_table(profile: Profile) -> Table:
-    """Returns the measurements: medians and quartiles by module and quota, memory, load of the machine."""
+    """Returns medians and quartiles by module and quota, memory, and load of the machine."""
     from rich.filesize import decimal
 
     has_degrees = any(sample.degree > 1 for sample in profile.samples)
@@ -78,7 +78,7 @@ def profile_table(profile: Profile) -> Table:
 def _times(sample: Sample | None) -> str:
     if sample is None:
         return "-"
-    # Three digits are precise enough for a median of a few runs, and fit 80 columns.
+    # three digits suffice for a median of a few runs, and fit into 80 columns
     digits = 1 if sample.median_ms >= 10 else 2
     first, third = (f"{time_ms:.{digits}f}" for time_ms in sample.quartiles_ms)
     return f"{sample.median_ms:.{digits}f} ({first}-{third})"
@@ -94,13 +94,13 @@ def _profile_caption(profile: Profile) -> str:
     if profile.pairs:
         worst = max(profile.pairs, key=lambda pair: pair.slowdown)
         usual = statistics.median(pair.slowdown for pair in profile.pairs)
-        lines.append(f"beside another module {usual:.2f}× as long (median)")
+        lines.append(f"beside another module {usual:.2f}× the time alone (median)")
         lines.append(f"at most {worst.slowdown:.2f}× ({worst.module} beside {worst.beside}, {worst.phase})")
     return "\n".join(lines)
 
 
 def graph_table(graph: ModuleGraph) -> Table:
-    """Returns the modules in call order: size, inputs, and modules that may run beside them."""
+    """Returns the modules in call order with size, inputs, and modules that may run beside them."""
     rows = []
     for node in graph.modules:
         beside = [other for other in graph.names if graph.independent(node.name, other)]
@@ -119,7 +119,7 @@ def graph_table(graph: ModuleGraph) -> Table:
 
 
 def comparison_table(compared: Sequence[Comparison]) -> Table:
-    """Returns one row per planner: predicted times, search times, proofs; or the reason for no plan."""
+    """Returns one row per planner: predicted time, search time and proof, or the reason for no plan."""
     rows = []
     best_ms = min((row.plan.predicted_ms for row in compared if row.plan is not None), default=0.0)
     for row in compared:
@@ -133,11 +133,11 @@ def comparison_table(compared: Sequence[Comparison]) -> Table:
     best = [at for at, row in enumerate(compared) if row.plan is not None and row.plan.predicted_ms <= best_ms]
     columns = ("planner", ">predicted\nms", ">× best", ">stages", ">sliced\nmodules", ">search\ns", "note")
     caption = (
-        "nothing here was measured; modules only, without optimizer and loss\n"
-        "distmm is a reconstruction: the best plan of whole devices, by our own search\n"
-        "slices are cut between equal operators; their number is assumed where not given"
+        "predicted; modules only, without optimizer and loss\n"
+        "distmm is a reconstruction: the best plan of whole devices by Mosaic's search\n"
+        "spindle slices between equal operators, whose number is assumed if unknown"
     )
-    title = "Planners compared, predicted by one cost model"
+    title = "Planners, predicted by one cost model"
     return make_table(title, columns, rows, caption=caption, bold=best)
 
 
@@ -146,4 +146,4 @@ def _note(plan: Plan) -> str:
         return "proven best of whole modules"
     if plan.search.bound_ms > 0 and plan.predicted_ms:
         return f"at most {plan.predicted_ms / plan.search.bound_ms - 1:.1%} above the best of whole modules"
-    return "cannot be run: it slices modules" if plan.sliced else ""
+    return "cannot run: it slices modules" if plan.sliced else ""

@@ -1,4 +1,4 @@
-"""A picture of measured timelines under one time axis, a lane per slot; and a Chrome trace for ui.perfetto.dev."""
+"""A picture of measured timelines with a lane per slot, and a Chrome trace for ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from mosaic.timeline import Span, Timeline
 
 _Steps = Mapping[int, Sequence[Span]]
 _MARGIN = 0.08
-"""Free share of a lane above and below its bars."""
+"""Margin above and below the bars of a lane, as a share."""
 
 
 def timeline_figure(
     timelines: Sequence[Timeline], *, plan: Plan | None = None, subtitle: str = "", num_steps: int = 2
 ) -> Any:
-    """Returns a figure of measured timelines one above the other, each from 0 on one shared axis in milliseconds.
+    """Returns a figure of stacked measured timelines, each from 0, with a common axis in milliseconds.
 
-    A module's forward has its colour, its backward a lighter shade of it, glue is grey; white inside a step is
-    idle. A step is as long as from its first span's start to its last span's end: what the loop does between
-    steps (optimizer, data) lies on grey ground and is not counted.
+    Forwards have the module's colour, backwards a lighter shade, glue is grey, and idle time is white. A step lasts
+    from its first span's start to its last span's end. Time between steps (optimizer, data) has a grey background and
+    does not count.
 
     Args:
-        timelines: Timelines, the first on top; one may be empty.
-        plan: Gives modules the colours that they have in the plan's picture, and the predicted step below the axis.
-        subtitle: Written under the title, such as the machine and the date.
-        num_steps: Number of consecutive whole steps to draw: those nearest to the median length.
+        timelines: Timelines from the top; may be empty.
+        plan: Plan whose colours to use, and whose predicted step to show below the axis.
+        subtitle: Text below the title, such as machine and date.
+        num_steps: Number of consecutive complete steps to draw, nearest to the median length.
 
     Raises:
         MosaicError: matplotlib is missing.
@@ -45,10 +45,10 @@ def timeline_figure(
     colors = colors_of([*(p.module for p in plan.placements), *modules] if plan else modules)
     entries = {name: colors[name] for name in colors if name in modules} | SHADES
     entries |= {"glue": GLUE} if any(span.phase == "glue" for span in spans) else {}
-    entries |= {"outside of steps": OUTSIDE}
-    axis = "milliseconds from the first step drawn"
+    entries |= {"outside steps": OUTSIDE}
+    axis = "milliseconds since the first step shown"
     if plan is not None:
-        axis += f"\nthe plan predicted {ms_text(plan.predicted_ms)} ms a step for the modules alone (not measured)"
+        axis += f"\nthe plan predicted {ms_text(plan.predicted_ms)} ms per step for the modules alone (not measured)"
     return lane_figure(
         [_panel(timeline, drawn, colors) for timeline, drawn in zip(timelines, steps, strict=True)],
         title="Timeline (measured)",
@@ -67,7 +67,7 @@ def _panel(timeline: Timeline, steps: _Steps, colors: Mapping[str, str]) -> Pane
     for step, spans in steps.items():
         start, length = min(span.start_ms for span in spans) - origin, _length_ms(spans)
         brackets.append((start, start + length, (f"step {step}: {ms_text(length)} ms", f"{ms_text(length)} ms")))
-        for span in sorted(spans, key=lambda span: span.phase != "glue"):  # modules cover glue
+        for span in sorted(spans, key=lambda span: span.phase != "glue"):  # modules on top of glue
             color = GLUE if span.phase == "glue" else colors[span.module]
             bars += [
                 Bar(
@@ -84,15 +84,15 @@ def _panel(timeline: Timeline, steps: _Steps, colors: Mapping[str, str]) -> Pane
             ]
     fact = f"overlap {timeline.overlap:.0%} (share of lane time with another lane busy)"
     if (num_whole := len(whole_steps(timeline))) > len(steps):
-        fact += f"; drawn: {len(steps)} of {num_whole} steps, nearest to their median"
+        fact += f"; shown: {len(steps)} of {num_whole} steps, nearest to the median"
     fact = fact if timeline.spans else "nothing was recorded"
     return Panel(title=f"{timeline.title}: {fact}", lanes=lanes, spans=brackets, bars=bars)
 
 
 def choose_steps(timeline: Timeline, num_steps: int) -> dict[int, tuple[Span, ...]]:
-    """Returns the spans of ``num_steps`` consecutive whole steps, or of all if fewer, nearest to the median length.
+    """Returns the spans of up to ``num_steps`` consecutive complete steps nearest to the median length.
 
-    Otherwise one stalled step on a busy machine would set the scale of the picture.
+    Otherwise one slow step on a busy machine would determine the scale.
     """
     whole = whole_steps(timeline)
     runs = [whole[first : first + num_steps] for first in range(max(1, len(whole) - num_steps + 1))]
@@ -103,7 +103,7 @@ def choose_steps(timeline: Timeline, num_steps: int) -> dict[int, tuple[Span, ..
 
 
 def whole_steps(timeline: Timeline) -> list[tuple[int, tuple[Span, ...]]]:
-    """Returns, in order, the steps with all modules and phases that usually run: a recording may begin inside one."""
+    """Returns the steps with all usual modules and phases, in order; a recording may start within a step."""
     steps: dict[int, list[Span]] = {}
     for span in timeline.spans:
         steps.setdefault(span.step, []).append(span)
@@ -118,10 +118,10 @@ def _length_ms(spans: Sequence[Span]) -> float:
 
 
 def write_trace(timelines: Sequence[Timeline], path: Path) -> None:
-    """Writes a process per timeline, each from 0 on: a thread with its steps, and a thread per lane.
+    """Writes a process per timeline, each from 0: a thread with its steps, and a thread per lane.
 
-    "Trace Event Format" (Google, 2016): complete events ``X`` and metadata events ``M``. Viewers need events of one
-    thread not to overlap, so the later of two overlapping ones is on a thread of its own.
+    "Trace Event Format" (Google, 2016): complete events ``X`` and metadata events ``M``. Events of a thread must not
+    overlap in viewers, so the later of two overlapping events gets another thread.
     """
     events = list[dict[str, Any]]()
     for process, timeline in enumerate(timelines, start=1):
@@ -135,7 +135,7 @@ def write_trace(timelines: Sequence[Timeline], path: Path) -> None:
 
 
 def _lanes(timeline: Timeline) -> dict[str, list[dict[str, Any]]]:
-    """Returns the events of the steps, then those of each set of slots, by title."""
+    """Returns the events of the steps, then of each lane, by title."""
     origin = min((span.start_ms for span in timeline.spans), default=0.0)
     steps: dict[int, list[Span]] = {}
     for span in timeline.spans:
@@ -150,17 +150,17 @@ def _lanes(timeline: Timeline) -> dict[str, list[dict[str, Any]]]:
 
 
 def _event(name: str, category: str, spans: Sequence[Span], origin_ms: float, **facts: Any) -> dict[str, Any]:
-    """Returns the event from the start of some spans to their end, in microseconds to the nanosecond."""
+    """Returns the event from the start of spans to their end, in microseconds with nanosecond precision."""
     start = round(1e3 * (min(span.start_ms for span in spans) - origin_ms), 3)
     end = round(1e3 * (max(span.end_ms for span in spans) - origin_ms), 3)
     return {"name": name, "cat": category, "ts": start, "dur": round(end - start, 3), "args": facts}
 
 
 def _rows(events: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Spreads events over the fewest rows without overlap."""
+    """Distributes events over the fewest rows without overlap."""
     rows: list[list[dict[str, Any]]] = []
     for event in sorted(events, key=lambda event: (event["ts"], event["dur"])):
-        # Half a nanosecond forgives the rounding of ts + dur.
+        # half a nanosecond allows for the rounding of ts + dur
         row = next((row for row in rows if row[-1]["ts"] + row[-1]["dur"] <= event["ts"] + 5e-4), None)
         if row is None:
             rows.append(row := [])

@@ -264,7 +264,7 @@ class ContextBatch:
         if values.shape[dim] != plan.mask.num_tokens:
             raise ValueError(
                 f"the tensor of shape {tuple(values.shape)} has {values.shape[dim]} tokens in dimension {dim}, but the "
-                f"mask {plan.mask.num_tokens}; cut whole sequences, each once"
+                f"mask has {plan.mask.num_tokens}; cut whole sequences, each once"
             )
         order = torch.from_numpy(plan.order_of(self.attend.rank)).to(values.device)
         local = values.index_select(dim, order.clamp_min(0))

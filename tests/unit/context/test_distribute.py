@@ -32,8 +32,8 @@ def test_a_plan_that_a_loaders_worker_made_is_the_same_here():
     ("arguments", "says"),
     [
         (([1, 2, 3], 4), "3 blocks for 4 ranks; each rank needs one: use fewer ranks, smaller blocks or chunks"),
-        (([1, -2, 3], 2), "give one whole number >= 0 a block"),
-        (([1.5, 2.5], 2), "work has float64 from 1.5 on"),
+        (([1, -2, 3], 2), "pass one integer of 0 or more per block"),
+        (([1.5, 2.5], 2), "work is float64 with minimum 1.5"),
         (([1, 2, 3], 2, "best"), "unknown method 'best'; choose one of: lpt, headtail, ring, random"),
     ],
 )
@@ -43,5 +43,5 @@ def test_what_cannot_be_shared_is_refused_with_the_way_out(arguments: tuple, say
 
 
 def test_a_block_without_tokens_is_refused():
-    with pytest.raises(ValueError, match="block=0; a block has 1 token or more"):
+    with pytest.raises(ValueError, match="block=0; use 1 token or more"):
         plan_context(causal(200), 3, block=0)

@@ -26,5 +26,5 @@ def test_one_rank_and_no_items_are_as_without_sharing():
 def test_other_rows_than_shared_out_are_refused():
     with pytest.raises(ValueError, match=r"rank 0 of 1 has features of shape \(5, 2\); .* \[0, 1\] make 6 rows"):
         gather_items(torch.zeros(5, 2), share_items([4, 2], 1))
-    with pytest.raises(ValueError, match=r"items of \[4, -2\] rows for 1 ranks; use rows >= 0"):
+    with pytest.raises(ValueError, match=r"items of \[4, -2\] rows for 1 ranks; use rows of 0 or more"):
         share_items([4, -2], 1)

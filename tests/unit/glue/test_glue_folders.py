@@ -79,7 +79,7 @@ def test_modules_and_callbacks_of_the_users_own_are_handed_over(tmp_path: Path):
             modules={"vision.projector": modules["vision.projector"]},
             callbacks={"vision.after": half},
         )
-    with pytest.raises(ValueError, match=r"callbacks has audio\.after, and the model was saved without"):
+    with pytest.raises(ValueError, match=r"callbacks has audio\.after, which the saved model lacks"):
         MultimodalModel.from_pretrained(
             tmp_path, modules=modules, callbacks={"vision.after": half, "audio.after": half}
         )
@@ -108,10 +108,10 @@ def test_a_tower_that_is_a_multimodal_model_is_a_folder_in_the_folder(tmp_path: 
 @pytest.mark.parametrize(
     ("kind", "match"),
     [
-        ("os:system", "is not a model of this version of transformers"),
-        ("somebody:Model", "is not a model of this version of transformers"),
-        ("transformers.models.qwen3.modeling_qwen3:Qwen3Config", "is not a model of this version of transformers"),
-        ("transformers.models.llama.modeling_llama:LlamaForCausalLM", "does not hold the weights of"),
+        ("os:system", "which this version of transformers does not have"),
+        ("somebody:Model", "which this version of transformers does not have"),
+        ("transformers.models.qwen3.modeling_qwen3:Qwen3Config", "which this version of transformers does not have"),
+        ("transformers.models.llama.modeling_llama:LlamaForCausalLM", "does not have the weights of"),
     ],
 )
 def test_a_class_that_is_not_the_one_that_was_saved_is_refused(
@@ -130,10 +130,10 @@ def test_weights_that_are_missing_or_damaged_are_refused(tmp_path: Path):
     cases.glued().save_pretrained(tmp_path)
     weights = tmp_path / "audio" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-5])
-    with pytest.raises(InvalidCheckpointError, match=r"audio does not hold 'audio.model'"):
+    with pytest.raises(InvalidCheckpointError, match=r"audio does not have 'audio.model'"):
         MultimodalModel.from_pretrained(tmp_path)
     weights.unlink()
-    with pytest.raises(InvalidCheckpointError, match=r"audio does not hold 'audio.model'"):
+    with pytest.raises(InvalidCheckpointError, match=r"audio does not have 'audio.model'"):
         MultimodalModel.from_pretrained(tmp_path)
 
 

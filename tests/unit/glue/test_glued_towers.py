@@ -112,7 +112,7 @@ def test_a_tower_may_return_items_of_different_lengths():
     inputs = {"pixel_values": torch.randn(3, 3, 8, 8), "lengths": [1, 3, 1]}
     assert model(input_ids=ids, vision=inputs).logits.isfinite().all()
     with pytest.raises(
-        ValueError, match=r"items of 'vision' have 1, 4, 0 features, and the placeholders lie .* \(by row 4, 1\)"
+        ValueError, match=r"items of 'vision' have 1, 4, 0 features, unlike the placeholders in rows \(by row 4, 1\)"
     ):
         model(input_ids=ids, vision=inputs | {"lengths": [1, 4, 0]})
 
@@ -140,15 +140,15 @@ def with_ids(place: tuple[int, int], token: int) -> dict[str, Any]:
 REFUSED: dict[str, tuple[Any, str]] = {
     "two towers with one token": (
         lambda: glue_of(a=Tower(cases.vision(), token=50), b=Tower(cases.vision(), token=50)),
-        r"towers share a token \({'a': 50, 'b': 50}\); give each its own",
+        r"towers share a token \({'a': 50, 'b': 50}\); use a token of its own for each",
     ),
     "no such projector": (
         lambda: Tower(cases.vision(), projector="resampler", token=50),
-        "unknown projector 'resampler'; choose one of: linear, mlp, or use a module or None",
+        "unknown projector 'resampler'; choose one of: linear, mlp, a module or None",
     ),
     "widths that differ without a projector": (
         lambda: glue_of(vision=Tower(cases.vision(), projector=None, token=50)),
-        "'vision' returns features of width 24, the language model takes 16; use projector='linear' or 'mlp'",
+        "'vision' returns features of width 24, but the language model needs 16; use projector='linear' or 'mlp'",
     ),
     "a width that is not known": (
         lambda: glue_of(vision=Tower(nn.Conv2d(3, 24, 4, 4), token=50)),
@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "an encoder with a decoder": (
         lambda: MultimodalModel(language_model=t5()),
-        "T5ForConditionalGeneration is an encoder with a decoder, which reads its own text; use a decoder alone",
+        "T5ForConditionalGeneration has an encoder for its text; use a decoder-only model",
     ),
     "a language model without embeddings": (
         lambda: MultimodalModel(language_model=nn.Linear(2, 2)),
@@ -164,11 +164,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "placeholders without inputs": (
         lambda: cases.glued()(**changed(vision=None)),
-        r"input_ids hold 12 placeholders of 'vision' and the batch has no vision inputs; give vision=\{...\}, or",
+        r"input_ids have 12 placeholders of 'vision', but the batch has no vision inputs; pass vision=\{...\}, or",
     ),
     "fewer features than placeholders": (
         lambda: cases.glued()(**changed(vision={"pixel_values": torch.randn(2, 3, 8, 8)})),
-        r"hold 12 placeholders of 'vision' \(by row 8, 4\), its inputs give 8 features; put one placeholder into the",
+        r"have 12 placeholders of 'vision' \(by row 8, 4\), its inputs have 8 features; use one placeholder per",
     ),
     "a tower that is not there": (
         lambda: cases.glued()(**changed(visoin={"pixel_values": torch.zeros(1, 3, 8, 8)})),
@@ -176,11 +176,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "inputs that are no keywords": (
         lambda: cases.glued()(**changed(vision=torch.zeros(3, 3, 8, 8))),
-        r"vision=Tensor is not the keywords of a model; give vision=\{'pixel_values': images\}, or leave it out",
+        r"vision=Tensor is not a dict of a model's keywords; pass vision=\{'pixel_values': images\}, or leave it out",
     ),
     "an id beyond the vocabulary": (
         lambda: cases.glued()(**with_ids((1, -1), 49)),
-        r"1 of the input_ids are not among the 48 ids of the vocabulary, such as 49, .* \(vision 50, audio 51\)",
+        r"1 of the input_ids are outside the vocabulary of 48 ids, such as 49, .* \(vision 50, audio 51\)",
     ),
 }
 

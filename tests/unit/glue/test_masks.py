@@ -24,7 +24,7 @@ def test_a_causal_mask_sees_what_came_before_in_its_document():
 def test_masks_of_no_kind_or_of_several_rows_are_refused():
     with pytest.raises(ValueError, match="unknown kind of mask 'prefix'; choose one of: causal, gemma, cornstarch"):
         cases.glued().mask(IDS, "prefix")
-    with pytest.raises(ValueError, match=r"2 rows, and a mask is of one sequence; call mask\(\) by row, or pack them"):
+    with pytest.raises(ValueError, match=r"2 rows, but a mask is for one sequence; call mask\(\) per row, or pack"):
         cases.glued().mask(IDS.expand(2, -1))
     with pytest.raises(ValueError, match="documents are of 19 tokens and input_ids of 20; give one for each token"):
         cases.glued().mask(IDS, documents=torch.zeros(19, dtype=torch.long))

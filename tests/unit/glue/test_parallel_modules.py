@@ -57,7 +57,7 @@ def specs_with(**more: Parallel) -> dict[str, Parallel]:
 REFUSED: dict[str, tuple[dict[str, Parallel], str]] = {
     "a name that is missing": (
         {"vision": Parallel(), "language_model": Parallel()},
-        r"there is no Parallel for 'audio'; add 'audio': Parallel\(\) to have its ranks chosen",
+        r"specs has no Parallel for 'audio'; add 'audio': Parallel\(\) to choose its ranks",
     ),
     "a name that is strange": (
         specs_with(text=Parallel()),
@@ -65,7 +65,7 @@ REFUSED: dict[str, tuple[dict[str, Parallel], str]] = {
     ),
     "other tensor ranks without pipeline ranks": (
         specs_with(vision=Parallel(tensor=2)),
-        r"'vision': 2, 'audio': 1.*'vision' has pipeline=None, .*; give it a number",
+        r"'vision': 2, 'audio': 1.*'vision' has pipeline=None, .*; set it to a number",
     ),
 }
 

@@ -96,7 +96,7 @@ def test_local_tensors_alone_are_kept_for_the_backward_pass():
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        ({"tokens": 10}, "this rank has 288 places: give .* A cache of earlier keys is not supported"),
+        ({"tokens": 10}, "this rank has 288 places: pass .* A cache of earlier keys is not supported"),
         ({"q": 6}, "6 query heads are not a multiple of 4 heads of keys"),
     ],
 )

@@ -27,7 +27,7 @@ def tiny(kind: Any, **settings: Any) -> nn.Module:
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "windows both ways": (
         lambda: tiny(tf.Gemma3ForCausalLM, **SIZES, use_bidirectional_attention=True),
-        "has windows in both directions; mask words express windows that look back",
+        "has windows in both directions; mask words express only backward windows",
     ),
     "chunks": (
         lambda: tiny(tf.Qwen3ForCausalLM, **SIZES, layer_types=["full_attention", "chunked_attention"]),
@@ -49,11 +49,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "positions by the longest": (
         lambda: tiny(tf.Qwen3ForCausalLM, **SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
-        "has rope_type='dynamic', which depends on the greatest position .* use another",
+        "has rope_type='dynamic', which depends on the largest position .* use another",
     ),
     "a model of no family": (
         lambda: nn.Linear(1, 1),
-        "Linear is not a model of transformers; attach the language model in it",
+        "Linear is not a model of transformers; attach its language model",
     ),
     "queries by places": (
         lambda: tiny(tf.Llama4ForCausalLM, **SIZES, layer_types=FULL, num_local_experts=2),
@@ -88,7 +88,7 @@ def test_a_layer_whose_window_is_not_the_configurations_is_noticed():
     model = make("gemma3")
     model.model.layers[0].self_attn.sliding_window = 7
     attach(model)
-    with pytest.raises(UnsupportedModelError, match=r"windows are {24: 1, None: 1} by .*, and they passed {7: 1, None"):
+    with pytest.raises(UnsupportedModelError, match=r"has windows {24: 1, None: 1}, but layers passed {7: 1, None"):
         model(**inputs())
 
 
@@ -96,7 +96,7 @@ def test_recomputed_layers_that_drop_their_keywords_are_refused():
     model = make("stablelm")
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     attach(model)
-    with pytest.raises(ValueError, match="cannot be recomputed: use no gradient checkpointing"):
+    with pytest.raises(ValueError, match="cannot be recomputed: disable gradient checkpointing"):
         model(**inputs()).loss.backward()
 
 
@@ -104,13 +104,13 @@ def test_recomputed_layers_that_drop_their_keywords_are_refused():
     ("altered", "says"),
     [
         ({"context": None}, r"LlamaForCausalLM attends over context ranks; call it with ContextBatch\(...\).inputs"),
-        ({"attention_mask": torch.ones(1, 288)}, "attention_mask is given beside context"),
+        ({"attention_mask": torch.ones(1, 288)}, "attention_mask is passed beside context"),
         ({"output_router_logits": True}, "adds a loss of the router"),
         ({"use_cache": True}, "a cache of keys and values is not supported; call the model with use_cache=False"),
         ({"use_cache": None}, "a cache of keys and values is not supported"),
         ({"position_ids": None}, "position_ids are missing"),
-        ({"shift_labels": None}, "labels are given without shift_labels; .* shift them on the whole sequence"),
-        ({"num_items_in_batch": None}, "num_items_in_batch is missing; .* give the number of labels of the whole"),
+        ({"shift_labels": None}, "labels are passed without shift_labels; .* shift them on the whole sequence"),
+        ({"num_items_in_batch": None}, "num_items_in_batch is missing; .* pass the number of labels of the whole"),
     ],
 )
 def test_calls_that_would_give_other_numbers_are_refused(altered: dict[str, Any], says: str):
@@ -124,10 +124,10 @@ def test_calls_that_would_give_other_numbers_are_refused(altered: dict[str, Any]
     ("given", "error", "says"),
     [
         ({}, ValueError, "Linear was called without context"),
-        ({"dropout": 0.5}, UnsupportedModelError, "asks for dropout; .* set it to 0 or None in the configuration"),
-        ({"position_bias": torch.zeros(2)}, UnsupportedModelError, "asks for position_bias; attention over"),
-        ({"s_aux": torch.zeros(2)}, ValueError, r"sinks have shape \(2,\); give one for each of 1 query heads"),
-        ({"attention_mask": torch.ones(1)}, ValueError, "attention_mask is given beside context"),
+        ({"dropout": 0.5}, UnsupportedModelError, "passes dropout, which .* set it to 0 or None in the configuration"),
+        ({"position_bias": torch.zeros(2)}, UnsupportedModelError, "passes position_bias, which attention over"),
+        ({"s_aux": torch.zeros(2)}, ValueError, r"sinks have shape \(2,\); pass one for each of 1 query heads"),
+        ({"attention_mask": torch.ones(1)}, ValueError, "attention_mask is passed beside context"),
     ],
 )
 def test_layers_that_ask_for_more_are_refused(given: dict[str, Any], error: type[Exception], says: str):
