@@ -64,7 +64,7 @@ WRONG = [
     (1, "run --model {FILE}:loss_of_no_kind", "returned a loss of type float; use a function of the output"),
     (4, "bench pool", "needed: an NVIDIA driver"),
     (2, "bench pool --backend host:1", "device 1 does not exist"),
-    (2, "bench pool --backend host --seconds -1", "a budget is not negative"),
+    (2, "bench pool --backend host --seconds -1", "seconds=-1.0; use 0 or more"),
     (2, "bench pool --backend tpu", "choose one of: cuda, host, or cuda:1"),
 ]
 

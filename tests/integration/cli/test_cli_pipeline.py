@@ -20,7 +20,7 @@ def test_a_model_of_the_zoo_is_planned_beside_baselines_and_drawn(tmp_path: Path
     assert code == 0
     assert load(PipelineSchedule, output).num_microbatches == 16
     assert picture.stat().st_size > 10_000
-    for word in ("planned", "megatron", "zb-v", "zb-v computes gradients of weights apart", "longer than the best"):
+    for word in ("planned", "megatron", "zb-v", "zb-v computes weight gradients separately", "longer than the best"):
         assert word in printed
 
 

@@ -25,7 +25,7 @@ def test_degrees_and_a_cache(arguments: list[str], tmp_path: Path, capsys: pytes
     first = load(Profile, tmp_path / "profile.json")
     assert {sample.degree for sample in first.samples} == {1, 2, 8}
     assert f"{len(first.samples)} samples" in printed
-    assert "left cannot run at 1, 2 slots of each of 8 devices: 'left' has a batch of 6, which is less" in printed
+    assert "left cannot run at 1, 2 slots of each of 8 devices: 'left' has a batch of 6, less" in printed
     assert first.structures
     assert run([*arguments, *more]) == 0
     assert load(Profile, tmp_path / "profile.json").samples == first.samples

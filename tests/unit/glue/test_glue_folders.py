@@ -84,7 +84,7 @@ def test_modules_and_callbacks_of_the_users_own_are_handed_over(tmp_path: Path):
             tmp_path, modules=modules, callbacks={"vision.after": half, "audio.after": half}
         )
     modules["vision.projector"] = nn.Linear(24, 3)
-    with pytest.raises(InvalidCheckpointError, match=r"projector.safetensors does not hold the projector of 'vision'"):
+    with pytest.raises(InvalidCheckpointError, match=r"projector.safetensors does not have the projector of 'vision'"):
         MultimodalModel(language_model=found.language_model, vision=found.vision) and MultimodalModel.from_pretrained(
             tmp_path, modules=modules, callbacks={"vision.after": half}
         )

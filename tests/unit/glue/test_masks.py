@@ -26,5 +26,5 @@ def test_masks_of_no_kind_or_of_several_rows_are_refused():
         cases.glued().mask(IDS, "prefix")
     with pytest.raises(ValueError, match=r"2 rows, but a mask is for one sequence; call mask\(\) per row, or pack"):
         cases.glued().mask(IDS.expand(2, -1))
-    with pytest.raises(ValueError, match="documents are of 19 tokens and input_ids of 20; give one for each token"):
+    with pytest.raises(ValueError, match="documents have 19 tokens, but input_ids 20; pass one for each token"):
         cases.glued().mask(IDS, documents=torch.zeros(19, dtype=torch.long))

@@ -55,7 +55,7 @@ def test_every_question_is_answered_on_the_host_and_leaves_its_files(question: Q
     assert json.loads(record.read_text())["device"]["num_slots"] == result.device.num_slots == 2
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert result.provenance["created"]
-    assert any("say nothing about a GPU" in note for note in result.notes)
+    assert any("not representative of a GPU" in note for note in result.notes)
     assert bool(result.left_out) == is_cut == (question.table(result).row_count == 0)
 
 

@@ -106,10 +106,10 @@ def test_published_clip_has_its_parameters_and_published_llava_needs_data():
 @pytest.mark.parametrize(
     ("name", "batch", "message"),
     [
-        ("clip", {}, "got nothing; give some of image, text"),
-        ("imagebind", {"smell": torch.zeros(1)}, "got smell; give some of image, audio"),
-        ("multitask-clip", {"driving": {}}, "got driving; give some of image_text"),
-        ("ofasys", {"text": torch.zeros(1, 6, dtype=torch.long)}, "something to read and a target are needed"),
+        ("clip", {}, "the batch has nothing; choose from: image, text"),
+        ("imagebind", {"smell": torch.zeros(1)}, "the batch has smell; choose from: image, audio"),
+        ("multitask-clip", {"driving": {}}, "the batch has driving; choose from: image_text"),
+        ("ofasys", {"text": torch.zeros(1, 6, dtype=torch.long)}, "pass an input and a target"),
     ],
 )
 def test_a_batch_without_something_to_learn_from_is_refused(name: str, batch: dict, message: str):

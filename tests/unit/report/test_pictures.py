@@ -86,7 +86,7 @@ def test_bars_lie_in_their_lanes_and_each_timeline_starts_at_zero() -> None:
     assert (left, width) == (11, 19)
     assert low < 1 < low + height
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
-    for words in ("step 0: 30 ms", "the plan predicted 13 ms a step", "(not measured)"):
+    for words in ("step 0: 30 ms", "the plan predicted 13 ms per step", "(not measured)"):
         assert words in texts(figure)
     assert "nothing was recorded" in texts(timeline_figure([COLOCATED, timeline()]))
 
@@ -100,7 +100,7 @@ def test_only_whole_typical_steps_are_drawn() -> None:
     lengths = (10, 11, 12, 13, 1800)
     run = timeline(*(span("image", "forward", (0,), 100 * i, 100 * i + n, i) for i, n in enumerate(lengths)))
     assert list(choose_steps(run, 1)) == [2]
-    assert "1 of 5 steps, nearest to their median" in texts(timeline_figure([run], num_steps=1))
+    assert "1 of 5 steps, nearest to the median" in texts(timeline_figure([run], num_steps=1))
 
 
 def test_what_cannot_be_drawn_or_written_is_refused_and_nothing_is_left(

@@ -31,7 +31,7 @@ def test_the_rank_whose_modules_take_longer_is_named_with_modules_and_times():
     assert slow.rank == 1
     assert slow.lost_ms == pytest.approx(4.0)
     assert comparison.sentences() == (
-        "rank 1 (host1) is slow, by 4.00 ms a step: image forward 9.00 ms instead of 5.00 (1.8 times)",
+        "rank 1 (host1) is slow, 4.00 ms per step: image forward 9.00 ms instead of 5.00 (1.8 times)",
     )
 
 
@@ -68,6 +68,6 @@ def test_the_doctor_names_the_slow_rank_from_a_folder(tmp_path: Path, capsys: py
     for rank, time_ms in enumerate((5.0, 9.0)):
         save(trace(rank, {"image": time_ms}), tmp_path / "in" / f"trace-rank{rank}.json")
     assert run(["doctor", "--trace", str(tmp_path / "in"), "--json", str(tmp_path / "slow.json")]) == 0
-    assert "rank 1 (host1) is slow, by 4.00 ms a step" in capsys.readouterr().out
+    assert "rank 1 (host1) is slow, 4.00 ms per step" in capsys.readouterr().out
     comparison = json.loads((tmp_path / "slow.json").read_text())
     assert [rank["rank"] for rank in comparison["ranks"] if rank["slow"]] == [1]
