@@ -41,7 +41,7 @@ def test_other_sequences_are_named_a_missing_modality_hangs_nobody_and_images_ar
     run("attention:disagree", (3,), tmp_path)
     for ranks, said in answers(tmp_path / "3", "rank", 3):
         assert ranks == [1]
-        assert said.startswith("ranks [1] of the context group have another mask, block size or distribution")
+        assert said.startswith("ranks [1] of the context group have a different mask, block size or distribution")
     found = answers(tmp_path / "3", "items", 3)
     assert sorted(count for _, _, count in found) == [0, 1, 1]
     assert max(max(gradient, feature) for gradient, feature, _ in found) < 1e-14

@@ -158,7 +158,7 @@ def refused(rank: int, size: int, place: Path) -> None:
         pipe.step(text()[0])
     pipe.remove()
     own = crossed if rank else as_written
-    check("ranks .1. of the context group have another mask", RankFailedError, context=shared(mask=own))
+    check("ranks .1. of the context group have a different mask", RankFailedError, context=shared(mask=own))
     masks = [as_written]
     pipe, model, _ = begun(context=shared(mask=lambda given: masks[-1](given)))
     masks.append(own)
