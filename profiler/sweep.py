@@ -181,7 +181,7 @@ class _Sweep:
             yield from self._measure_degree(name, degree, quotas, samples)
             reasons = [sample.infeasible for sample in samples]
             if degree == 1 and None not in reasons:
-                what = f"{name!r} failed at every quota with {reasons[0]}; fix the module, use a smaller batch, or exclude it"
+                what = f"{name!r} failed at every quota with {reasons[0]}; fix it, use a smaller batch, or exclude it"
                 if all(str(reason).startswith(_OUT_OF_MEMORY) for reason in reasons):
                     raise UnstableMeasurementError(what)
                 raise ModuleFailedError(what, module=name, raised=str(reasons[0]))

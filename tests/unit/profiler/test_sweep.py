@@ -72,7 +72,7 @@ def test_a_module_that_runs_out_of_memory_at_one_quota_is_infeasible_there_and_t
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
-        (ValueError("odd length"), UnsupportedModelError, "ValueError: odd length; fix"),
+        (ValueError("odd length"), UnsupportedModelError, "ValueError: odd length; fix it"),
         (torch.OutOfMemoryError("no more"), UnstableMeasurementError, "out of memory: no more"),
     ],
 )

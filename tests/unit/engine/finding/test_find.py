@@ -97,7 +97,7 @@ def test_a_module_that_runs_only_with_what_its_parent_sets_is_left_out_unless_it
     model = Glued(conditioned)
     model.middle = Doing(middle, 16)
     options = mosaic.Options(profiling=FAST, cache=None)
-    with pytest.raises(UnsupportedModelError, match="'middle' ran at no quota"):
+    with pytest.raises(UnsupportedModelError, match="'middle' failed at every quota"):
         mosaic.colocate(model, pair_batch(), modules=["middle", "left"], options=options)
     handle = mosaic.colocate(model, pair_batch(), options=options)
     assert handle.graph.names == ("left", "right")
