@@ -41,7 +41,7 @@ class Counted:
     dtype: str
     """Number format of most operations, such as ``bfloat16``."""
     description: str
-    """What the format applies to."""
+    """Operations in that format."""
 
 
 def count_workload(
