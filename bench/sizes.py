@@ -60,7 +60,7 @@ def is_part_of(name: str, part: dict[str, list[str]]) -> bool:
 def sizes_table(rows: list[Row]) -> str:
     """Returns a Markdown table."""
     body = "".join(f"| {name} | {count:,} | {budget:,} | {count / budget:.0%} |\n" for name, count, budget in rows)
-    return f"| part | lines | budget | of it |\n| --- | ---: | ---: | ---: |\n{body}"
+    return f"| part | lines | budget | used |\n| --- | ---: | ---: | ---: |\n{body}"
 
 
 if __name__ == "__main__":
