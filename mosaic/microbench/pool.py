@@ -148,7 +148,7 @@ def _summary(result: Result) -> Sequence[str]:
 def _picture(result: Result, title: str, subtitle: str) -> Any:
     bars: list[tuple[str, str, Spread | float, str]] = []
     for row in result.of("creations"):
-        name = f"{row.labels['way']}, {row.labels['quota']} slots"
+        name = f"{row.labels['way']}, slots: {row.labels['quota']}"
         create_ms = row.values["create_ms"] or 0.0
         bars.append((name, str(row.labels["way"]), create_ms, f"{row.number('create_ms'):.3f} ms"))
     for row in result.of("lending"):

@@ -92,11 +92,11 @@ def _panel(timeline: Timeline, steps: _Steps, colors: Mapping[str, str]) -> Pane
 def choose_steps(timeline: Timeline, num_steps: int) -> dict[int, tuple[Span, ...]]:
     """Returns the spans of up to ``num_steps`` consecutive complete steps nearest to the median length.
 
-    Otherwise one slow step on a busy machine would determine the scale.
+    Otherwise a slow step, or a pause between steps, would determine the scale.
     """
     whole = whole_steps(timeline)
     runs = [whole[first : first + num_steps] for first in range(max(1, len(whole) - num_steps + 1))]
-    lengths = [sum(_length_ms(spans) for _, spans in run) for run in runs]
+    lengths = [_length_ms([span for _, spans in run for span in spans]) for run in runs]
     middle = statistics.median(lengths)
     nearest = min(range(len(runs)), key=lambda index: (abs(lengths[index] - middle), -index))
     return dict(runs[nearest])

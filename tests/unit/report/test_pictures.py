@@ -100,6 +100,9 @@ def test_only_whole_typical_steps_are_drawn() -> None:
     lengths = (10, 11, 12, 13, 1800)
     run = timeline(*(span("image", "forward", (0,), 100 * i, 100 * i + n, i) for i, n in enumerate(lengths)))
     assert list(choose_steps(run, 1)) == [2]
+    starts = (0, 10, 20, 900, 910)
+    run = timeline(*(span("image", "forward", (0,), at, at + 9, i) for i, at in enumerate(starts)))
+    assert list(choose_steps(run, 2)) == [3, 4]  # not across the pause
     assert "1 of 5 steps, nearest to the median" in texts(timeline_figure([run], num_steps=1))
 
 
