@@ -1,6 +1,6 @@
 """Mosaic runs the unequal modules of a multimodal model side by side on shares of one device.
 
-The public names are loaded on first use, so that ``import mosaic`` costs nothing and planning never loads torch.
+Public names are loaded on first use, so ``import mosaic`` is fast and planning does not load torch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = sorted(["__version__", *_HOME])
 
 
 class _Package(ModuleType):
-    """Has the public names; ``mosaic.colocate`` stays the function where the file of that name is imported."""
+    """The module's type; keeps ``mosaic.colocate`` the function after an import of the file of that name."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in _HOME:

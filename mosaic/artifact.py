@@ -1,7 +1,7 @@
-"""Mosaic's files: profiles, plans and records in JSON, rows in lines of JSON; the origin of results.
+"""Mosaic's files: profiles, plans and records in JSON, rows in JSON lines; the provenance of results.
 
-pydantic checks a file once, here, against the frozen dataclass that it becomes. A file is written aside and renamed, so
-a full disk or a killed process leaves the old file or the new one whole.
+pydantic validates a file against its frozen dataclass. Files are written to a temporary file and renamed, so a full
+disk or a killed process leaves either the old or the new file complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, TypeVar
 
 import pydantic_core
-from annotated_types import Ge as Ge  # rules of numbers in files: Annotated[int, Ge(1)]
+from annotated_types import Ge as Ge  # for fields: Annotated[int, Ge(1)]
 from annotated_types import Le as Le
 from pydantic import TypeAdapter, ValidationError
 
@@ -33,7 +33,7 @@ _adapter_of: Any = cache(TypeAdapter)
 
 
 class StrictFile:
-    """Base of dataclasses whose files may have no other keys."""
+    """Base of dataclasses whose files reject unknown keys."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -44,17 +44,17 @@ class StrictFile:
 
 
 def to_json(value: object) -> str:
-    """Returns a frozen dataclass as indented JSON text; a number that is infinite or none becomes null."""
+    """Returns a frozen dataclass as indented JSON; infinite numbers and NaN become null."""
     return pydantic_core.to_json(value, indent=2, inf_nan_mode="null").decode() + "\n"
 
 
 def fingerprint(value: object) -> str:
-    """Returns 16 hexadecimal digits that name the content of a frozen dataclass."""
+    """Returns 16 hexadecimal digits that identify the content of a frozen dataclass."""
     return hashlib.sha256(pydantic_core.to_json(value, inf_nan_mode="null")).hexdigest()[:16]
 
 
 def save(value: object, path: str | Path) -> None:
-    """Writes a JSON file, whole or not at all; raises MosaicError if it cannot."""
+    """Writes a JSON file atomically; raises MosaicError on failure."""
     write_text(to_json(value), Path(path))
 
 
@@ -63,7 +63,7 @@ def write_text(text: str, path: Path) -> None:
 
 
 def write_bytes(content: bytes, path: Path) -> None:
-    """Writes a file whole, or raises MosaicError and leaves the old one; a link stays a link, a pipe a pipe."""
+    """Writes a file atomically, or raises MosaicError and keeps the old one; preserves links and pipes."""
     try:
         path = path.resolve() if path.is_symlink() else path
         if path.exists() and not path.is_file():
@@ -83,7 +83,7 @@ def write_bytes(content: bytes, path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raises MosaicError unless a file at ``path``, or in the folder that is there, can be written."""
+    """Raises MosaicError unless a file at ``path``, or in a folder at ``path``, can be written."""
     place = path.parent if path.is_file() else path
     while not place.exists():
         place = place.parent
@@ -92,22 +92,22 @@ def check_writable(path: Path) -> None:
 
 
 def read(path: Path) -> bytes:
-    """Reads a file; raises InvalidFileError, also for a pipe or a device, which may never end."""
+    """Reads a regular file; raises InvalidFileError for pipes and devices, which may be infinite."""
     try:
         if path.stat().st_size > 2**30 or not path.is_file():
-            raise InvalidFileError(f"cannot read {path}: it is not a regular file of at most 1 GiB; write one")
+            raise InvalidFileError(f"cannot read {path}: it is not a regular file of at most 1 GiB; name one")
         return path.read_bytes()
     except OSError as error:
         raise InvalidFileError(f"cannot read {path}: {error.strerror}") from error
 
 
 def load(kind: type[T], path: Path) -> T:
-    """Reads a frozen dataclass from ``path``; an InvalidFileError has the field and the rule that it breaks."""
+    """Reads a frozen dataclass from ``path``; an InvalidFileError has the field and the violated rule."""
     return parse(kind, read(path), source=str(path))
 
 
 def load_as(kind: type[T], value: T | str | Path | None) -> T | None:
-    """Returns a plan or a profile, read from a file where the value is its path."""
+    """Returns a plan or a profile; reads it if the value is a path."""
     if isinstance(value, str | Path):
         return load(kind, Path(value))
     if value is not None and not isinstance(value, kind):
@@ -117,7 +117,7 @@ def load_as(kind: type[T], value: T | str | Path | None) -> T | None:
 
 
 def parse(kind: type[T], text: str | bytes, *, source: str) -> T:
-    """Checks JSON ``text`` against the frozen dataclass ``kind``; see ``load``."""
+    """Validates JSON ``text`` against the frozen dataclass ``kind``; see ``load``."""
     try:
         raw = pydantic_core.from_json(text)
     except ValueError as error:
@@ -126,8 +126,8 @@ def parse(kind: type[T], text: str | bytes, *, source: str) -> T:
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if schema is not None and version != schema.default:
         raise InvalidFileError(
-            f"{source} holds no {kind.__name__} of schema_version={schema.default} but schema_version={version!r}; "
-            "make it again, or upgrade mosaic-colocate if it is newer"
+            f"{source} has schema_version={version!r}, but a {kind.__name__} needs {schema.default}; "
+            "create it again, or upgrade mosaic-colocate if it is newer"
         )
     try:
         value: T = _adapter_of(kind).validate_json(text, strict=True)
@@ -138,13 +138,13 @@ def parse(kind: type[T], text: str | bytes, *, source: str) -> T:
         ]
         more = f" (and {len(lines) - 3} more)" if len(lines) > 3 else ""
         raise InvalidFileError(f"{source}: {'; '.join(lines[:3])}{more}") from error
-    except MosaicError as error:  # a rule of the dataclass itself
+    except MosaicError as error:  # raised by the dataclass
         raise type(error)(f"{source}: {error}") from error
     return value
 
 
 def append_line(path: Path, row: Mapping[str, Any], *, flush: bool = False) -> None:
-    """Adds a row after a possibly torn line. A killed process loses no row; with ``flush`` a killed machine neither."""
+    """Appends a row, also after a truncated line. A killed process loses no rows; with ``flush``, nor does a crash."""
     with path.open("ab+") as file:
         file.seek(max(0, file.tell() - 1))
         is_torn = file.read(1) not in (b"", b"\n")
@@ -155,7 +155,7 @@ def append_line(path: Path, row: Mapping[str, Any], *, flush: bool = False) -> N
 
 
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the whole rows; none without a file."""
+    """Yields the complete rows; none without a file."""
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         with suppress(json.JSONDecodeError):
             if isinstance(row := json.loads(line), dict):
@@ -163,12 +163,12 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def steps_in(path: Path) -> dict[int, dict[str, Any]]:
-    """Returns the last row of each ``step``: a step that is repeated after a kill has several."""
+    """Returns the last row of each ``step``; a step repeated after a kill has several rows."""
     return {row["step"]: row for row in lines_of(path) if isinstance(row.get("step"), int)}
 
 
 def provenance() -> dict[str, Any]:
-    """Returns the origin of a result. Its command has no folders of absolute paths, so that it may be published."""
+    """Returns the provenance of a result. Its command has no absolute folders, so it can be published."""
     return {
         "command": shlex.join(Path(word).name if Path(word).is_absolute() else word for word in sys.argv),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -178,7 +178,7 @@ def provenance() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Returns the commit of a clone, followed by ``+`` if files were changed; empty elsewhere."""
+    """Returns the commit of a clone, with ``+`` if files are changed; empty elsewhere."""
     top = Path(__file__).resolve().parent.parent
     describe = ["git", "-C", str(top), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:

@@ -1,7 +1,7 @@
-"""Processes of their own for plain loops that Mosaic is compared with.
+"""Runs plain loops, for comparisons, in child processes.
 
-Mosaic's process has OpenMP's threads wait passively, which its lanes need. A plain loop is faster with torch's own way
-of waiting on a quiet machine, and with the passive one where others use the CPU. It runs in both; the faster counts.
+In Mosaic's process OpenMP threads wait passively, because lanes need this. A plain loop is faster with OpenMP's default
+on an idle machine, and with passive waiting on a busy one. It runs with both; the faster counts.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 
 from mosaic.errors import MosaicError
 
-WAITING = {"in torch's own way": {}, "passively": {"OMP_WAIT_POLICY": "PASSIVE"}}
-"""Waiting policies of the two plain loops' threads, with the variables that set them."""
+WAITING = {"by OpenMP's default": {}, "passively": {"OMP_WAIT_POLICY": "PASSIVE"}}
+"""Wait policies of the two plain loops' threads, with their environment variables."""
 
 
 @contextmanager
 def child(factory: str, argument: str, waiting: str) -> Iterator[Callable[..., Any]]:
-    """Yields a function that calls methods of an object in a process of its own, which ends with the block.
+    """Yields a function that calls methods of an object in a child process, which ends with the context.
 
-    ``factory`` (``MODULE:FUNCTION``) makes the object from ``argument``.
+    ``factory`` (``MODULE:FUNCTION``) creates the object from ``argument``.
     """
     context = get_context("spawn")
     ours, theirs = context.Pipe()
@@ -51,17 +51,17 @@ def child(factory: str, argument: str, waiting: str) -> Iterator[Callable[..., A
 
 @contextmanager
 def plain_loops(factory: str, argument: str) -> Iterator[dict[str, Callable[..., Any]]]:
-    """Yields a ``child``'s function for each waiting policy."""
+    """Yields a ``child``'s function for each wait policy."""
     with ExitStack() as stack:
         yield {waiting: stack.enter_context(child(factory, argument, waiting)) for waiting in WAITING}
 
 
 def _serve(requests: Connection, factory: str, argument: str, waiting: str) -> None:
-    assert "torch" not in sys.modules, "OpenMP has read its variables already"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the caller, who ends this process
+    assert "torch" not in sys.modules, "OpenMP has already read its variables"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles interrupts and ends this process
     os.environ.pop("OMP_WAIT_POLICY", None)
     os.environ.update(WAITING[waiting])
-    sys.stdout = sys.stderr  # the command's own output is for its result
+    sys.stdout = sys.stderr  # standard output is for the command's result
     target = pkgutil.resolve_name(factory)(argument)
     with suppress(EOFError):  # the caller was killed
         while True:

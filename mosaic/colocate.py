@@ -34,39 +34,39 @@ def colocate(
     backend: Backend | str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> Handle:
-    """Makes a model's own training loop run its modules side by side; changes nothing else about it.
+    """Runs the modules of a model side by side, in its unchanged training loop.
 
-    Finds the modules that can be placed by one run on ``sample``, profiles them unless measurements are given, solves
-    for stages and quotas unless ``plan`` is given, and opens the lanes. Afterwards ``model(...)`` and
-    ``loss.backward()`` compute what they computed before: on the host backend bit for bit at equal thread counts.
+    Finds the modules that can be placed by one run on ``sample``, profiles them, solves for stages and quotas unless
+    ``plan`` is passed, and opens the lanes. The results of ``model(...)`` and ``loss.backward()`` do not change: on the
+    host backend they are equal bit for bit at equal thread counts.
 
     In the first steps of the loop's optimizer (at most 120, ``TrialSettings``) the plain loop and at most three plans
-    take turns; a plan whose losses or gradients on the sample differ from the plain loop's is left out. The fastest
-    runs from then on, and the plain loop if none beats it beyond the noise. Nothing is tried if no plan is predicted to
-    gain 2 %; a plan that is given runs as it is. On the host a trial's steps run at the thread counts of its plans, so
-    two runs agree bit for bit only with ``trial=None`` and one plan, or at one thread.
+    take turns; plans whose losses or gradients on the sample differ from the plain loop's are rejected. Then the
+    fastest plan runs if it is faster beyond the noise. A passed plan runs without a trial. On the host a trial uses the
+    plans' thread counts, so two runs agree bit for bit only with ``trial=None`` and one plan, or at one thread.
 
-    Where torchrun started several ranks, every rank calls it with its own batch: see ``colocate_ranks``.
+    Under torchrun every rank calls it with its own batch: see ``colocate_ranks``.
 
     Args:
-        model: Any module tree, on the backend's device, in the mode in which it will train. The classes of placed
-            modules are swapped, as FSDP2 does; parameters, keys and references stay.
-        sample: One batch as it will be trained on (by this rank): a dict of keywords, a sequence of positions, a
+        model: The model in training mode, on the backend's device. The classes of placed modules are swapped, as in
+            FSDP2; parameters, keys and references do not change.
+        sample: One training batch (of this rank): a dict of keyword arguments, a sequence of positional arguments, a
             tensor, or a function that runs the model once.
-        plan: A plan, or the path of its file, to run instead of solving for one; its device i is rank i.
-        modules: Names or patterns of the modules to place, such as ``"trunks.*"``; found by default.
-        exclude: Names or patterns of modules to leave in place.
+        plan: A plan or its file, to run instead of solving for one; its device i is rank i.
+        modules: Names or patterns of the modules to place, such as ``"trunks.*"``; by default found by tracing.
+        exclude: Names or patterns of modules not to place.
         backend: A backend or its name (``"cuda"``, ``"cuda:1"``, ``"host"``); by default the GPU of the model's
             parameters, or the host (of several ranks, this rank's share of its cores).
         options: Settings of planning, measuring and running.
 
     Raises:
-        UnsupportedModelError: No module can be placed or, on several ranks, split over them.
-        InvalidPlanError, InvalidProfileError: It is for another model, device or number of ranks, or ranks differ.
+        UnsupportedModelError: No module can be placed or, on several ranks, split over ranks.
+        InvalidPlanError, InvalidProfileError: The file is for another model, device or number of ranks, or ranks
+            differ.
         UnstableMeasurementError: Other processes used the CPU, and ``options.profiling`` is strict.
         BackendUnavailableError: The backend cannot run the model's device, or ranks differ in device or versions.
-        RankFailedError: Another rank has failed; names it.
-        ValueError, TypeError: An argument is wrong or contradicts another, or the model is colocated already.
+        RankFailedError: Another rank has failed; has its number.
+        ValueError, TypeError: An argument is wrong or contradicts another, or the model is already colocated.
     """
     arguments: dict[str, Any] = {
         "sample": sample,
@@ -86,7 +86,7 @@ def colocate(
 
 
 def _prepare(model: nn.Module, cache: ProfileCache, request: Request) -> Session:
-    """Takes a session's steps; also those of ``handle.replan``."""
+    """Runs the steps of a session, also for ``handle.replan``."""
     request.options.check_for_one_rank(request.backend.device.kind)
     session = Session(model=model, request=request)
     with session.timed("find"):

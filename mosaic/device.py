@@ -1,4 +1,4 @@
-"""A device as a planner sees it: a number of slots, what a slot holds, and memory."""
+"""A device for planners: slots, SMs per slot, and memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mosaic.errors import InvalidPlanError
 class Device(StrictFile):
     """One GPU, or the set of CPU cores of the host backend.
 
-    A *slot* is the unit in which a device's SMs are given out: 8 SMs on Hopper, one core on the host.
+    A *slot* is the smallest group of SMs that can be assigned: 8 SMs on Hopper, one core on the host.
     """
 
     name: str
@@ -21,9 +21,9 @@ class Device(StrictFile):
     num_slots: Annotated[int, Ge(1)]
     sms_per_slot: Annotated[int, Ge(1)] = 1
     remainder_sms: Annotated[int, Ge(0)] = 0
-    """SMs left over by the split into slots (4 of 132 on an H100)."""
+    """SMs outside every slot (4 of 132 on an H100)."""
     memory_bytes: Annotated[int, Ge(0)] = 0
-    """Memory in bytes; 0 where unknown."""
+    """Memory in bytes; 0 if unknown."""
 
     def __str__(self) -> str:
         return f"{self.name} with {self.num_slots} slots"
@@ -33,7 +33,7 @@ class Device(StrictFile):
         return tuple(range(self.num_slots))
 
     def check_quota(self, quota: int, *, of: str) -> None:
-        """Raises InvalidPlanError unless ``quota`` is between one slot and all of them."""
+        """Raises InvalidPlanError unless ``quota`` is between 1 and the number of slots."""
         if not 1 <= quota <= self.num_slots:
             raise InvalidPlanError(
                 f"{of} asks for a quota of {quota} slots; {self.name} has {self.num_slots}: use 1 to {self.num_slots}"

@@ -11,7 +11,7 @@ def said_by(error: BaseException) -> str:
 
 
 def unknown(kind: str, value: object, choices: Iterable[str]) -> str:
-    """Returns the sentence for a name that a table does not have."""
+    """Returns the message for a name that is not in a table."""
     return f"unknown {kind} {value!r}; choose one of: {', '.join(choices)}"
 
 
@@ -20,7 +20,7 @@ class MosaicError(Exception):
 
 
 class BackendUnavailableError(MosaicError):
-    """A backend cannot run here: what this machine has (``found``), and what the backend needs (``needed``)."""
+    """A backend cannot run: what this machine has (``found``), and what the backend needs (``needed``)."""
 
     def __init__(self, message: str, *, found: str, needed: str) -> None:
         super().__init__(f"{message} (found: {found}; needed: {needed})")
@@ -36,7 +36,7 @@ class CudaError(MosaicError):
 
 
 class InfeasibleError(MosaicError):
-    """No plan satisfies the constraints; ``reasons`` has one sentence for each that cannot be met."""
+    """No plan satisfies the constraints; ``reasons`` has one sentence per violated constraint."""
 
     def __init__(self, message: str, *, reasons: Sequence[str]) -> None:
         super().__init__(message + "".join(f"\n  - {reason}" for reason in reasons))
@@ -44,50 +44,50 @@ class InfeasibleError(MosaicError):
 
 
 class UndecidedError(MosaicError):
-    """No plan was found, and it was not proven that none exists: more time may find one."""
+    """No plan was found, and it is not proven that none exists: a longer search may find one."""
 
 
 class InvalidFileError(MosaicError):
-    """A file could not be read: missing, truncated, of another schema, or with wrong values."""
+    """A file cannot be read: missing, truncated, of another schema, or with invalid values."""
 
 
 class NoRoomError(MosaicError):
-    """A disk is full; nothing is left half-written."""
+    """A disk is full; no file is incomplete."""
 
 
 class InvalidRecipeError(MosaicError):
-    """A recipe of daily retraining is missing or invalid; names the key, the rule and the way out."""
+    """A recipe of daily retraining is missing or invalid; has the key, the rule and the remedy."""
 
 
 class InvalidCheckpointError(MosaicError):
-    """A checkpoint is missing, cut short, changed, or of another model or optimizer."""
+    """A checkpoint is missing, truncated, changed, or of another model or optimizer."""
 
 
 class InvalidPlanError(MosaicError):
-    """A plan contradicts itself, its graph, its profile or the device it should run on."""
+    """A plan is inconsistent, or contradicts its graph, profile or device."""
 
 
 class InvalidScheduleError(MosaicError):
-    """A schedule contradicts itself, its plan or its graph, or can never end; shows a short one's rows (``grid``)."""
+    """A schedule is inconsistent, contradicts its plan or graph, or deadlocks; ``grid`` has the rows of a short one."""
 
     def __init__(self, message: str, *, grid: str = "") -> None:
         super().__init__(message + (f"\n{grid}" if 0 < len(grid) <= 2000 else ""))
 
 
 class InvalidProfileError(MosaicError):
-    """A profile contradicts itself, or belongs to another model or device."""
+    """A profile is inconsistent, or for another model or device."""
 
 
 class UnstableMeasurementError(MosaicError):
-    """The machine was too busy to measure, or had too little memory left; names the remedy."""
+    """The machine was too busy to measure, or had too little memory; has the remedy."""
 
 
 class UnsupportedModelError(MosaicError):
-    """The model cannot be colocated as it stands; names the module and the way out."""
+    """The model cannot be colocated; has the module and the remedy."""
 
 
 class RankFailedError(MosaicError):
-    """Ranks of a run have failed or cannot go on together; ``ranks`` are those at fault, if any."""
+    """Ranks of a run have failed or cannot continue together; ``ranks`` are those at fault, if any."""
 
     def __init__(self, message: str, *, ranks: Sequence[int]) -> None:
         super().__init__(message)
@@ -95,12 +95,12 @@ class RankFailedError(MosaicError):
 
 
 class ModuleContractError(MosaicError):
-    """Something that a placed module reads was written to before its lane had finished with it."""
+    """A value that a placed module reads was written to before its lane had ended."""
 
 
 class UnforeseenError(ModuleContractError):
-    """A placed module did something that its first call had ruled out, and the call cannot be made again in place."""
+    """A placed module did something unlike its first call, and the call cannot be repeated in place."""
 
 
 class UnsplittableError(MosaicError):
-    """A model cannot be cut between its layers; names the module, the line if possible, and the way out."""
+    """A model cannot be cut between its layers; has the module, if possible the line, and the remedy."""

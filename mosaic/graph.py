@@ -1,4 +1,4 @@
-"""The graph of a model's modules, and the parts of modules that a plan places."""
+"""The graph of a model's modules, and the parts that a plan places."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mosaic.errors import InvalidPlanError, unknown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part(StrictFile):
-    """A module, or layers ``first`` to ``end`` of its ``total``; as text ``name`` or ``name[4:8/12]``."""
+    """A module, or layers ``first`` to ``end`` of its ``total``; as a string ``name`` or ``name[4:8/12]``."""
 
     module: str
     first: Annotated[int, Ge(0)] = 0
@@ -40,7 +40,7 @@ class Part(StrictFile):
 
     @classmethod
     def parse(cls, text: str) -> Part:
-        """Reads what ``str`` wrote."""
+        """Parses the result of ``str``."""
         match = re.fullmatch(r"(.+)\[(\d+):(\d+)/(\d+)\]", text)
         if match is None:
             return cls(module=text)
@@ -50,25 +50,25 @@ class Part(StrictFile):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleNode(StrictFile):
-    """A module that is placed as a whole."""
+    """A module that can be placed."""
 
     name: str
-    """Its qualified name in the user's model, as ``named_modules`` gives it."""
+    """Qualified name in the user's model, as in ``named_modules``."""
     num_parameters: Annotated[int, Ge(0)] = 0
     trainable: bool = True
-    """True if any of its parameters takes a gradient."""
+    """True if any of its parameters is trainable."""
     inputs: tuple[str, ...] = ()
     """Shapes and dtypes of its tensor inputs, such as ``96x1x8x24 float32``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge(StrictFile):
-    """``source``'s output reaches an input of ``target``, directly or through glue."""
+    """A dependency: ``source``'s output reaches an input of ``target``, directly or through glue."""
 
     source: str
     target: str
     num_bytes: Annotated[int, Ge(0)] | None = field(default=None, compare=False)
-    """Bytes of a whole batch that cross it, in backward as many; None where unknown. An edge is its two ends."""
+    """Bytes per batch in forward, and the same in backward; None if unknown. Not compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class ModuleGraph(StrictFile):
         if not self.modules:
             raise ValueError("a module graph needs at least one module")
         if twice := [name for name, count in Counter(self.names).items() if count > 1]:
-            raise ValueError(f"modules named twice: {', '.join(twice)}; give each module one name")
+            raise ValueError(f"repeated modules: {', '.join(twice)}; use each name once")
         for edge in self.edges:
             for end in sorted({edge.source, edge.target}.difference(self.names)):
                 raise ValueError(f"edge {edge.source} -> {edge.target}: {unknown('module', end, self.names)}")
@@ -97,7 +97,7 @@ class ModuleGraph(StrictFile):
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that name this graph, its sizes and its input shapes; what edges carry follows."""
+        """16 hexadecimal digits that identify this graph with its sizes and input shapes."""
         edges = [{"source": edge.source, "target": edge.target} for edge in self.edges]
         return fingerprint({"modules": self.modules, "edges": edges})
 
@@ -106,7 +106,7 @@ class ModuleGraph(StrictFile):
 
     @cached_property
     def ancestors(self) -> dict[str, frozenset[str]]:
-        """By module, every module that it depends on, directly or not."""
+        """All direct and indirect predecessors of each module."""
         ancestors: dict[str, frozenset[str]] = {}
         for name in self.topological_order():
             sources = self.predecessors(name)
@@ -119,7 +119,7 @@ class ModuleGraph(StrictFile):
 
     @cached_property
     def levels(self) -> tuple[tuple[str, ...], ...]:
-        """The names by the length of the longest path that leads to them, in call order within a level."""
+        """The names by the length of their longest incoming path, in call order within a level."""
         sorter, levels = TopologicalSorter({name: self.predecessors(name) for name in self.names}), []
         try:
             sorter.prepare()
@@ -131,5 +131,5 @@ class ModuleGraph(StrictFile):
         return tuple(levels)
 
     def topological_order(self) -> tuple[str, ...]:
-        """The names so that producers come first: level after level."""
+        """The names in topological order: level after level."""
         return tuple(chain(*self.levels))

@@ -1,4 +1,4 @@
-"""``mosaic.pipeline``: a model's layers on the ranks that torchrun started, in a pipeline."""
+"""``mosaic.pipeline``: runs a model's layers in a pipeline on the ranks of torchrun."""
 
 from __future__ import annotations
 
@@ -41,41 +41,41 @@ def pipeline(
     backend: Backend | None = None,
     ranks: RankSettings = DEFAULT_RANKS,
 ) -> Pipeline:
-    """Puts a model's layers on the ranks that torchrun started; every rank calls it with the same model and sample.
+    """Distributes a model's layers over the ranks of torchrun; every rank passes the same model and sample.
 
-    Finds the lists of layers, counts what they cost, plans which rank runs which, and gives up the memory of layers of
-    other ranks. The model's class and its parameters' names stay.
+    Finds the lists of layers, counts their costs, plans the layers of each rank, and releases the memory of other
+    ranks' layers. The model's class and the names of its parameters do not change.
 
     Args:
-        model: The user's model, with the same weights on every rank, on the rank's device. One that is too large for
-            that is on the meta device, with real buffers; ``load_weights`` then reads each rank's layers from files.
-        sample: A microbatch with every modality, as keyword arguments of the model; or several, such as a step's.
-        loss: Makes a number of the model's output and the microbatch; by default the output's ``loss``.
-        modules: Names for lists of layers; found by default.
-        plan: Where layers are, planned by default: a partition, a schedule, or the file of one, as
-            ``mosaic plan --pipeline`` writes it; or a function of a request, as ``mosaic.glue.parallelize`` makes one.
-            Steps are planned in any case; with an earlier ``Pipeline.plan`` as then if ``options`` have counted limits.
-        data: Replicas of the pipeline, which share each step's microbatches. By default as many as ``plan`` leaves
-            ranks for; without a plan the trial compares one, as many as there are ranks, and numbers between.
-        tensor: Ranks that share each layer; or a number for each list of layers, by name, with 1 for the others. Lists
-            with different numbers need ranks of their own in ``plan``.
-        tp_plan: For patterns of modules in layers, such as ``model.layers.*.mlp.up_proj``, how they are shared:
-            ``colwise``, ``rowwise`` or ``replicated_with_grad_allreduce``; by default the ``tp_plan`` of a Hugging Face
-            model. All others are whole on each rank.
-        context: Ranks that share each sequence of the language model; losses and gradients are sums of their parts.
+        model: The user's model, with the same weights on every rank, on the rank's device. If it is too large, on the
+            meta device with real buffers; ``load_weights`` then reads each rank's layers from files.
+        sample: A microbatch with every modality, as keyword arguments of the model, or several, such as a step's.
+        loss: Maps the model's output and the microbatch to a scalar; by default the output's ``loss``.
+        modules: Names of the lists of layers; by default found by tracing.
+        plan: The layers of each rank, by default planned: a partition, a schedule or its file (of ``mosaic plan
+            --pipeline``), or a function of a request, as in ``mosaic.glue.parallelize``. Steps are planned in any case;
+            with an earlier ``Pipeline.plan`` as in that run if ``options`` have counted limits.
+        data: Number of replicas, which share each step's microbatches. By default as many as ``plan`` has ranks for;
+            without a plan the trial compares one, one per rank, and numbers between.
+        tensor: Number of ranks that share each layer, or numbers by list of layers (by default 1). Lists with different
+            numbers need their own ranks in ``plan``.
+        tp_plan: Styles by pattern of modules in layers, such as ``model.layers.*.mlp.up_proj``: ``colwise``,
+            ``rowwise`` or ``replicated_with_grad_allreduce``; by default the ``tp_plan`` of a Hugging Face model. Other
+            modules are replicated.
+        context: Context parallelism of the language model; losses and gradients are sums over ranks.
         options: Settings of planning.
-        memory_bytes: Memory of a rank's device; 0 is all of a GPU's, and no limit on CPUs.
-        trial: Try the plan, 1F1B over a mixed partition, encoders on lanes beside the backbone, and other numbers of
-            replicas in turn on the sample before the first step; the fastest stays.
-        backend: Device of a rank's lanes; by default its GPU, or its share of the machine's cores.
+        memory_bytes: Memory of a rank's device; 0: all of a GPU's, unlimited on CPUs.
+        trial: Compare the plan, 1F1B over a mixed partition, encoders on lanes beside the backbone, and other numbers
+            of replicas on the sample before the first step; the fastest is used.
+        backend: Device of a rank's lanes; by default its GPU or its share of the machine's cores.
         ranks: Timeouts and heartbeats of ranks.
 
     Raises:
-        UnsplittableError: The model cannot be cut, or a layer cannot be shared; says where and why.
-        InfeasibleError: Nothing fits in memory; says where and what would help.
-        InvalidScheduleError: The plan is of another model, or its file was changed.
-        ValueError: The ranks cannot be laid out so.
-        BackendUnavailableError: There are no ranks, or they differ.
+        UnsplittableError: The model cannot be cut, or a layer cannot be shared; has the place and the reason.
+        InfeasibleError: No plan fits into memory; has the rank and a remedy.
+        InvalidScheduleError: The plan is for another model, or its file was changed.
+        ValueError: The ranks cannot be arranged like this.
+        BackendUnavailableError: The process is not a rank of torchrun, or ranks differ.
     """
     arguments: dict[str, Any] = {
         "loss": loss,

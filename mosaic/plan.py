@@ -1,6 +1,6 @@
-"""Plans: the stages of a model's parts, and for each part its ranks and its slots.
+"""Plans: the stages of a model's parts, with the ranks and slots of each part.
 
-The shortest placement in a file is ``{"part": {"module": "text"}, "slots": [0, 1]}``: the whole module, on rank 0.
+The minimal placement in a file is ``{"part": {"module": "text"}, "slots": [0, 1]}``: the whole module, on rank 0.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from mosaic.profile import Profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid(StrictFile):
-    """The ranks of a placement, which share the batch; rank i is on device i."""
+    """The ranks that share the batch; rank i is on device i."""
 
     ranks: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement(StrictFile):
-    """One part's place: its ranks, its slots on each of their devices, and the times predicted there."""
+    """A part's ranks, slots on each of their devices, and predicted times."""
 
     part: Part
     slots: tuple[int, ...]
-    """Slot indices on its first device, rising; their number is the quota."""
+    """Increasing slot indices on its first device; their number is the quota."""
     grid: Grid = Grid()
     slots_by_device: tuple[tuple[int, ...], ...] = ()
     """Slot indices on each of ``devices`` if these differ; empty if all have ``slots``."""
     forward_ms: Annotated[float, Ge(0)] = 0.0
-    """Predicted beside its stage's other modules; so is ``backward_ms``."""
+    """Predicted beside the other modules of its stage, like ``backward_ms``."""
     backward_ms: Annotated[float, Ge(0)] = 0.0
     route_forward_ms: Annotated[float, Ge(0)] = 0.0
-    """The part of ``forward_ms`` in which rows travel between ranks; in backward, their gradients."""
+    """The part of ``forward_ms`` for sending rows between ranks; in backward, their gradients."""
     route_backward_ms: Annotated[float, Ge(0)] = 0.0
     reduce_ms: Annotated[float, Ge(0)] = 0.0
-    """The part of ``backward_ms`` in which its parameters' gradients are summed and nothing else is done."""
+    """The part of ``backward_ms`` for gradient reduction that is not overlapped."""
 
     @property
     def module(self) -> str:
@@ -72,7 +72,7 @@ class Placement(StrictFile):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemporalStage(StrictFile):
-    """Parts meant to run at the same time, on disjoint partitions wherever they share a device."""
+    """Parts planned to run at the same time, on disjoint partitions of shared devices."""
 
     placements: tuple[Placement, ...]
 
@@ -97,20 +97,20 @@ class SearchRecord(StrictFile):
     """Name of the solver, such as ``gahc``, ``sequential`` or ``manual``."""
     seconds: Annotated[float, Ge(0)] = 0.0
     status: Literal["optimal", "feasible"] = "feasible"
-    """``optimal`` if the search proved that no plan is predicted faster."""
+    """``optimal`` if no plan is predicted faster, which is proven."""
     bound_ms: Annotated[float, Ge(0)] = 0.0
-    """No plan is predicted to take less; 0 where the search gives no bound."""
+    """Lower bound of predicted times; 0 without one."""
     simulated_ms: Annotated[float, Ge(0)] = 0.0
-    """Step over a shared network for which it was chosen among several plans; 0 where it was not."""
+    """Simulated step over a shared network, if the plan was chosen by it; otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(StrictFile):
-    """Stages in order, with every module of a graph, or its parts one after the other, in exactly one of them."""
+    """Stages in order, with every module of a graph in exactly one stage, or its parts in successive ones."""
 
     schema_version: int = 4
     device: Device
-    """One of the devices; all are alike."""
+    """One of the equal devices."""
     num_devices: Annotated[int, Ge(1)] = 1
     stages: tuple[TemporalStage, ...]
     graph: str
@@ -118,10 +118,10 @@ class Plan(StrictFile):
     profile: str | None = None
     """Fingerprint of its profile; None for a plan made by hand."""
     sequential_ms: Annotated[float, Ge(0)] = 0.0
-    """Predicted time of the best plan that runs one module at a time."""
+    """Predicted time of the best plan with one module at a time."""
     search: SearchRecord
     foreign_cpu_share: Annotated[float, Ge(0)] = 0.0
-    """Share of the cores' time that other processes took while the modules were measured, as in the profile."""
+    """Share of the CPU time used by other processes during profiling."""
 
     def __post_init__(self) -> None:
         parts: dict[str, list[tuple[int, Part]]] = {}
@@ -134,7 +134,7 @@ class Plan(StrictFile):
                     if (other := owner.setdefault((device, slot), placement.module)) != placement.module:
                         raise InvalidPlanError(
                             f"{other!r} and {placement.module!r} of one stage both hold slot {slot} of device "
-                            f"{device}; partitions of a stage are disjoint: move one of them"
+                            f"{device}; use disjoint partitions within a stage"
                         )
         for module, module_parts in parts.items():
             ends = [0, *accumulate(part.count for _, part in module_parts)]
@@ -163,17 +163,17 @@ class Plan(StrictFile):
 
     @property
     def predicted_ms(self) -> float:
-        """Predicted time of all stages, forward and backward each with its own maximum."""
+        """Predicted time of all stages, each with its slowest forward plus its slowest backward."""
         return sum(stage.forward_ms + stage.backward_ms for stage in self.stages)
 
     @property
     def predicted_speedup(self) -> float:
-        """Predicted time of the sequential plan over that of this one; 1 where nothing was predicted."""
+        """Predicted time of the sequential plan over this plan's; 1 without predictions."""
         return self.sequential_ms / self.predicted_ms if self.predicted_ms > 0 else 1.0
 
     @property
     def utilisation(self) -> float:
-        """Modelled share of all devices' slot time in use, from predicted times; no counter measures it."""
+        """Share of slot time in use, from predicted times."""
         used = sum(len(p.cells) * (p.forward_ms + p.backward_ms) for p in self.placements)
         whole = self.predicted_ms * self.device.num_slots * self.num_devices
         return used / whole if whole else 0.0
@@ -186,29 +186,29 @@ class Plan(StrictFile):
     def is_colocated(self) -> bool:
         return any(len(stage.placements) > 1 for stage in self.stages)
 
-    save = artifact.save  # which ``mosaic.load`` reads
+    save = artifact.save  # read by ``mosaic.load``
 
     def placement(self, module: str) -> Placement:
-        """Returns the placement of a module, or of the first of its parts; raises KeyError if the plan has none."""
+        """Returns the placement of a module or of its first part; raises KeyError without one."""
         return {placement.module: placement for placement in reversed(self.placements)}[module]
 
     def is_alone(self, module: str) -> bool:
-        """Returns True if a module has a stage and all slots of its devices to itself."""
+        """Returns True if a module is alone in its stage, with all slots of its devices."""
         alone = (stage.placements[0] for stage in self.stages if len(stage.placements) == 1)
         return any(placed.module == module and placed.quota == self.device.num_slots for placed in alone)
 
     def check_matches(self, *, graph: ModuleGraph, device: Device) -> None:
         """Raises InvalidPlanError unless this plan can run ``graph`` on ``device``, in whole modules."""
         if self.device.kind != device.kind or self.device.num_slots > device.num_slots:
-            raise InvalidPlanError(f"the plan is for {self.device}, and this is {device}; plan again for this device")
+            raise InvalidPlanError(f"the plan is for {self.device}, not for {device}; plan again for this device")
         if self.graph != graph.fingerprint:
-            raise InvalidPlanError(f"the plan is for graph {self.graph}, and this is {graph}; plan this model again")
+            raise InvalidPlanError(f"the plan is for graph {self.graph}, not for {graph}; plan this model again")
         self.check_covers(graph)
         if self.sliced:
-            raise InvalidPlanError(f"the plan cuts {', '.join(self.sliced)} into parts; place their layers as modules")
+            raise InvalidPlanError(f"the plan cuts {', '.join(self.sliced)} into parts; place layers as modules")
 
     def check_covers(self, graph: ModuleGraph) -> None:
-        """Raises InvalidPlanError unless each module is placed, after what it depends on (paper 3.1, formulas 2, 3)."""
+        """Raises InvalidPlanError unless each module is placed after its predecessors (paper 3.1, formulas 2, 3)."""
         numbered = list(enumerate(self.stages))
         first = {name: index for index, stage in reversed(numbered) for name in stage.names}
         last = {name: index for index, stage in numbered for name in stage.names}
@@ -231,14 +231,14 @@ def load(path: str | Path) -> Plan | Profile:
     """Reads the file of ``plan.save(path)``, ``profile.save(path)``, ``mosaic plan`` or ``mosaic profile``.
 
     Raises:
-        InvalidFileError: The file is missing, damaged, or holds neither a plan nor a profile.
+        InvalidFileError: The file is missing, damaged, or neither a plan nor a profile.
     """
     is_profile = "samples" in artifact.load(dict[str, Any], Path(path))
     return artifact.load(Profile, Path(path)) if is_profile else artifact.load(Plan, Path(path))
 
 
 def plan_from_quotas(stages: Sequence[Mapping[str, int]], *, graph: ModuleGraph, device: Device) -> Plan:
-    """Makes a plan by hand for one device: for each stage, a quota in slots for each module, from slot 0 upwards.
+    """Creates a plan for one device from the quota of each module in each stage, from slot 0 upwards.
 
     Raises:
         InvalidPlanError: A quota is below one slot, a stage asks for more slots than the device has, a module is

@@ -1,4 +1,4 @@
-"""Measured time and memory of a model's modules: the file that plans are made from."""
+"""Measured time and memory of a model's modules."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mosaic.errors import InvalidProfileError, UnstableMeasurementError
 from mosaic.graph import ModuleGraph
 
 COMPARABLE_SHARE = 0.10
-"""Of the CPU time, what other processes may take before times on the host are not comparable with others."""
+"""Share of the CPU used by other processes above which times on the host are not comparable."""
 
 
 class Phase(StrEnum):
-    """Half of a training step."""
+    """A half of a training step."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -30,19 +30,19 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample(StrictFile):
-    """Repeated measurements of one phase of one module, alone on the device, at one degree and quota."""
+    """Repeated measurements of one phase of one module alone, at one degree and quota."""
 
     module: str
     phase: Phase
     quota: Annotated[int, Ge(1)]
     degree: Annotated[int, Ge(1)] = 1
-    """Data-parallel degree; above 1 the time of a share, with modelled communication."""
+    """Data-parallel degree; above 1, times are composed of a measured share and predicted communication."""
     times_ms: tuple[float, ...] = ()
-    """Raw measurements in their order, without those of the warm-up; empty where ``infeasible``."""
+    """Raw measurements in order, without warm-up; empty if ``infeasible``."""
     peak_bytes: Annotated[int, Ge(0)] = 0
-    """Most memory in use during the phase above what was in use before it; 0 where unknown."""
+    """Peak memory of the phase above the memory before it; 0 if unknown."""
     infeasible: str | None = None
-    """The error that the module raised here; None where it ran."""
+    """The error of the module at this point; None if it ran."""
     measured: str = ""
     """Time of the measurement, ISO 8601, UTC; empty if unknown."""
 
@@ -51,7 +51,7 @@ class Sample(StrictFile):
         if self.infeasible is None:
             _check_times(self.times_ms, where)
         elif self.times_ms or not self.infeasible:
-            raise InvalidProfileError(f"{where}: an infeasible sample has a reason and no times")
+            raise InvalidProfileError(f"{where}: an infeasible sample needs a reason and no times")
 
     @property
     def median_ms(self) -> float:
@@ -68,7 +68,7 @@ class Sample(StrictFile):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairSample(StrictFile):
-    """Times of one module while another ran beside it, both on partitions of their own."""
+    """Times of one module beside another one, on disjoint partitions."""
 
     module: str
     beside: str
@@ -77,7 +77,7 @@ class PairSample(StrictFile):
     beside_quota: Annotated[int, Ge(1)]
     times_ms: tuple[float, ...]
     alone_ms: tuple[float, ...]
-    """Taken in turn with ``times_ms``, while the other partition was idle."""
+    """Times alone, measured in turn with ``times_ms``."""
 
     def __post_init__(self) -> None:
         for times in (self.times_ms, self.alone_ms):
@@ -91,17 +91,17 @@ class PairSample(StrictFile):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleMemory(StrictFile):
-    """Bytes that a module keeps on its device whatever its quota."""
+    """Bytes that a module holds on its device at any quota."""
 
     module: str
     resident_bytes: Annotated[int, Ge(0)]
     """Parameters, buffers and gradients."""
     activation_bytes: Annotated[int, Ge(0)]
-    """Kept from forward to backward; 0 where unknown."""
+    """Activations saved for backward; 0 if unknown."""
     lane_bytes: Annotated[int, Ge(0)] = 0
-    """Kept by libraries for a lane of its own, such as cuBLAS's workspaces; 0 where unknown."""
+    """Library workspaces of its lane, such as cuBLAS's; 0 if unknown."""
     num_trained: Annotated[int, Ge(0)] | None = None
-    """Parameters that take a gradient, counted as elements; None where unknown."""
+    """Number of trainable parameters; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,26 +117,26 @@ class Environment(StrictFile):
     created: str
     """End of the measurements, ISO 8601, UTC."""
     began: str = ""
-    """Their beginning, before which reused samples were measured; empty if unknown."""
+    """Start of the measurements; reused samples are older; empty if unknown."""
     foreign_cpu_share: float
-    """Share of this process's cores' time that other processes took during the measurements, 0 to 1."""
+    """Share of the CPU time used by other processes during the measurements, 0 to 1."""
 
 
 def note_of_others(share: float | None, device: Device, *, strict: bool = False) -> str:
-    """Returns a note if other processes used the CPU during a measurement; with ``strict`` on the host, raises it."""
+    """Returns a note if other processes used the CPU during a measurement; with ``strict`` on the host, raises."""
     if share is None or share <= COMPARABLE_SHARE:
         return ""
     note = f"other processes used {share:.0%} of the CPU"
-    if device.kind != "host":  # a GPU's own events time its work
+    if device.kind != "host":  # events measure the GPU itself
         return note
     if strict:
-        raise UnstableMeasurementError(f"{note}: stop them, measure later, or leave strict out")
+        raise UnstableMeasurementError(f"{note}: stop them, measure later, or leave out strict")
     return f"{note}; times are not comparable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile(StrictFile):
-    """Everything measured about the modules of one graph on one device."""
+    """All measurements of the modules of one graph on one device."""
 
     schema_version: int = 7
     device: Device
@@ -147,7 +147,7 @@ class Profile(StrictFile):
     structures: Mapping[str, str] = field(default_factory=dict)
     """Hash of each module's classes, settings, and parameters' shapes and dtypes; empty if unknown."""
     left_out: tuple[str, ...] = ()
-    """Measurements beyond the time limit, in words."""
+    """Descriptions of measurements beyond the time limit."""
     environment: Environment
 
     def __post_init__(self) -> None:
@@ -156,12 +156,12 @@ class Profile(StrictFile):
             quotas += [(pair.module, pair.quota), (pair.beside, pair.beside_quota)]
         for module, quota in quotas:
             if module not in self.graph.names:
-                raise InvalidProfileError(f"the profile measures {module!r}, not in its graph")
+                raise InvalidProfileError(f"the profile has {module!r}, which its graph lacks")
             if quota > self.device.num_slots:
                 raise InvalidProfileError(f"{module!r} was measured on {quota} slots of {self.device}")
         counts = Counter((sample.module, sample.phase, sample.degree, sample.quota) for sample in self.samples)
         for module, phase, degree, quota in (key for key, count in counts.items() if count > 1):
-            raise InvalidProfileError(f"two samples for {module!r} {phase}, degree {degree}, quota {quota}; keep one")
+            raise InvalidProfileError(f"two samples for {module!r} {phase}, degree {degree}, quota {quota}; remove one")
 
     save = artifact.save  # which ``mosaic.load`` reads
 
@@ -170,17 +170,17 @@ class Profile(StrictFile):
     ) -> None:
         """Raises InvalidProfileError if the profile is of another model or device; warns of other versions."""
         if self.device != device:
-            raise InvalidProfileError(f"the profile is of {self.device}, and this is {device}; profile again on it")
+            raise InvalidProfileError(f"the profile is for {self.device}, not for {device}; profile again on it")
         if self.graph.fingerprint != graph.fingerprint:
-            raise InvalidProfileError(f"the profile is of {self.graph}, this is {graph}; profile this model again")
+            raise InvalidProfileError(f"the profile is for {self.graph}, not for {graph}; profile this model again")
         if changed := [name for name, now in structures.items() if self.structures.get(name, now) != now]:
             raise InvalidProfileError(f"{', '.join(changed)} changed since the profile; profile this model again")
         for name in ("driver_version", "driver", "torch_version"):
             then, now = getattr(self.environment, name), getattr(environment, name)
             if then and now and then != now:
-                warnings.warn(f"the profile is measured with {name}={then}, this is {now}; profile again", stacklevel=2)
+                warnings.warn(f"the profile has {name}={then}, this machine {now}; profile again", stacklevel=2)
 
 
 def _check_times(times_ms: tuple[float, ...], where: str) -> None:
     if not times_ms or not all(0 <= time < math.inf for time in times_ms):
-        raise InvalidProfileError(f"{where} has times {times_ms}; give one or more, finite and not negative")
+        raise InvalidProfileError(f"{where} has times {times_ms}; use one or more, finite and not negative")

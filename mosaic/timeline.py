@@ -1,4 +1,4 @@
-"""Records of when things ran: on slots of a device, which reports draw, and on ranks, for ``mosaic doctor``."""
+"""Measured spans of a run: on slots of a device, for reports, and on ranks, for ``mosaic doctor``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from mosaic.artifact import StrictFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span(StrictFile):
-    """One piece of work on one partition, or one wait for other ranks."""
+    """A piece of work on one partition, or a wait for other ranks."""
 
     module: str
     phase: Literal["forward", "backward", "glue", "reduce"]
-    """``glue`` is an operation between modules that followed its branch; ``reduce`` sums gradients over ranks."""
+    """``glue`` is an operation between modules on a lane; ``reduce`` is gradient reduction over ranks."""
     slots: tuple[int, ...]
     """Empty for a wait."""
     step: int
@@ -27,7 +27,7 @@ class Span(StrictFile):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline(StrictFile):
-    """Measured spans of some training steps, in the order in which they started."""
+    """Measured spans of some training steps, by start."""
 
     title: str
     num_slots: int
@@ -35,7 +35,7 @@ class Timeline(StrictFile):
 
     @property
     def overlap(self) -> float:
-        """Share of the spans' time during which another lane (other slots) was busy too, between 0 and 1."""
+        """Share of the spans' time during which another lane was also busy, between 0 and 1."""
         total = sum(span.end_ms - span.start_ms for span in self.spans)
         edges = [(span.start_ms, 1, span.slots) for span in self.spans]
         edges += [(span.end_ms, -1, span.slots) for span in self.spans]
@@ -54,7 +54,7 @@ class RankTrace(StrictFile):
 
     schema_version: int = 6
     run: str
-    """Equal for all ranks of one start."""
+    """Equal for all ranks of a run."""
     rank: int
     num_ranks: int
     host: str

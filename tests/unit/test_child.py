@@ -33,7 +33,7 @@ def echo(tmp_path, monkeypatch):
     return "echo_child:Echo"
 
 
-@pytest.mark.parametrize(("waiting", "policy"), [("in torch's own way", None), ("passively", "PASSIVE")])
+@pytest.mark.parametrize(("waiting", "policy"), [("by OpenMP's default", None), ("passively", "PASSIVE")])
 def test_a_child_answers_calls_and_waits_as_requested(echo, waiting, policy):
     with child(echo, "me", waiting) as call:
         assert call("say", "a", 2) == ["me", "aa", policy]

@@ -16,7 +16,7 @@ def graph(names, *edges):
 
 
 def test_a_module_named_twice_and_an_edge_to_a_missing_one_are_refused_by_name():
-    with pytest.raises(ValueError, match="named twice: vision"):
+    with pytest.raises(ValueError, match="repeated modules: vision"):
         graph(["vision", "text", "vision"])
     with pytest.raises(ValueError, match="unknown module 'audio'"):
         graph(["vision", "text"], ("audio", "text"))

@@ -191,7 +191,7 @@ class Pipeline(Checkpointer):
         replicas += "" if self.degrees.tensor == 1 else f", {' and '.join(map(str, widths))} ranks a layer"
         replicas += "" if self.degrees.context == 1 else f", {self.degrees.context} ranks a sequence"
         lines = [f"{self._planner.plan.name} on {self.world.size} ranks{replicas}"]
-        lines += [f"tried at the start: {name} {ms:.1f} ms a step" for name, ms in self.trial.step_ms.items()]
+        lines += [f"tried at the start: {name} {ms:.1f} ms per step" for name, ms in self.trial.step_ms.items()]
         lines += [f"not tried: {name}: {reason}" for name, reason in self.trial.reasons.items()]
         for place in range(self.partition.num_ranks):
             chunks = describe_lanes(self.partition, place)

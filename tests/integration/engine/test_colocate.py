@@ -110,7 +110,7 @@ def test_plans_profiles_backends_and_modules_may_be_paths_and_names(model: TwoTo
     options = mosaic.Options(profile=tmp_path / "profile.json")
     assert options.profile == profiled.profile == mosaic.load(tmp_path / "profile.json")
     profiled.remove()
-    with pytest.raises(InvalidFileError, match=r"profile.json holds no Plan of schema_version=4"):
+    with pytest.raises(InvalidFileError, match=r"profile.json has schema_version=7, but a Plan needs 4"):
         mosaic.colocate(model, pair_batch(), plan=tmp_path / "profile.json")
     with pytest.raises(ValueError, match="unknown backend 'gpu'; choose one of: cuda, host, or cuda:1"):
         mosaic.colocate(model, pair_batch(), backend="gpu")

@@ -66,5 +66,5 @@ def test_options_are_an_object_of_their_own():
 
 @pytest.mark.parametrize("begin", [mosaic.colocate, mosaic.pipeline])
 def test_what_is_no_model_is_refused(begin: Any):
-    with pytest.raises(TypeError, match=r"None is not a model; pass an nn\.Module"):
+    with pytest.raises(TypeError, match=r"None .*pass an nn\.Module"):
         begin(None, torch.ones(2, 2), backend="host")

@@ -40,9 +40,9 @@ def profile(*samples, pairs=()):
             (lambda time=time: sample(times=(1.0, time)), "finite and not negative")
             for time in (math.nan, math.inf, -0.1)
         ),
-        (lambda: sample(times=()), "give one or more"),
+        (lambda: sample(times=()), "use one or more"),
         (lambda: profile(sample(), sample()), "two samples for 'image'"),
-        (lambda: profile(sample("audio")), "'audio', not in its graph"),
+        (lambda: profile(sample("audio")), "the profile has 'audio', which its graph lacks"),
         (lambda: profile(sample(quota=3)), "3 slots of two cores with 2 slots"),
         (lambda: profile(sample(), pairs=(pair("audio"),)), "'audio'"),
         *(
@@ -60,7 +60,7 @@ def test_numbers_and_names_that_cannot_be_are_refused(make, said):
 @pytest.mark.parametrize("field", ["driver", "driver_version", "torch_version"])
 def test_another_driver_or_torch_warns_and_goes_on(field):
     measured = replace(profile(sample()), environment=replace(HERE, **{field: "1.0"}))
-    with pytest.warns(UserWarning, match=f"measured with {field}=1.0, this is 2.0"):
+    with pytest.warns(UserWarning, match=f"has {field}=1.0, this machine 2.0"):
         measured.check_matches(graph=GRAPH, device=DEVICE, environment=replace(HERE, **{field: "2.0"}), structures={})
 
 
