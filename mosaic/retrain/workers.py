@@ -134,10 +134,9 @@ class Workers:
 
     def _run(self, arguments: tuple[str, ...], count: int, until: float) -> Ended:
         with tempfile.TemporaryDirectory(prefix="mosaic-") as aside:
-            error_file = Path(aside) / "error"
             root = str(self._folder.path.absolute())  # a relative one may begin with a hyphen
             command = [sys.executable, "-P", "-m", WORKER, root, self._day.path.name, *arguments]
-            command.append(f"--error-file={error_file}")
+            command.append(f"--error-file={aside}/error")
             port = _free_port() if count > 1 else 0
             step = last_step(self._day)
             for rank in range(count):
@@ -145,7 +144,8 @@ class Workers:
                 if self._stopped:  # the signal came before the first child
                     self._children[-1].terminate()
             codes, overdue = self._wait(until + GRACE_S, step)
-            reason = error_file.read_text(encoding="utf-8") if error_file.is_file() else ""
+            errors = sorted(Path(aside).glob("error.*"), key=lambda path: path.stat().st_mtime_ns)
+            reason = errors[0].read_text(encoding="utf-8") if errors else ""  # later ranks miss the first
         if overdue:
             return Ended(how="hung", outcome="interrupted", reason="it did not end with its window, and was killed")
         return _ended(codes, reason, self._stopped)

@@ -36,6 +36,8 @@ from mosaic.ranks.world.groups import (
 )
 from mosaic.ranks.world.progress import THE_LOOP, RankProgress
 
+# A forked process, such as a data loader's worker, would hang in the end of a communicator that it frees from a cycle.
+os.register_at_fork(after_in_child=gc.freeze)
 CPU = torch.device("cpu")
 PATIENCE_S = 1800.0
 """Seconds that ranks wait while one of them profiles and solves."""

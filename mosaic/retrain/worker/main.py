@@ -82,9 +82,9 @@ def main() -> None:
     except Exception as error:  # of any kind, from the user's functions; the report shows it
         _LOG.exception("the worker failed")
         code, reason = workers.FAILED, f"{type(error).__name__}: {error}"
-    if code != workers.DONE and os.environ.get("RANK", "0") == "0":
+    if code != workers.DONE:
         with suppress(OSError):  # the disk may be full; the exit code remains
-            arguments.error_file.write_text(reason, encoding="utf-8")
+            arguments.error_file.with_suffix(f".{os.environ.get('RANK', 0)}").write_text(reason, encoding="utf-8")
     sys.stdout.flush()
     sys.exit(code)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_data import ROWS, Rows, samples, stream
 
+import mosaic.ranks.world.world  # noqa: F401  # as in all ranks
 from mosaic.errors import MosaicError
 from mosaic.retrain.worker.data import held_out_rows
 from mosaic.retrain.worker.loader import (
@@ -115,6 +117,20 @@ def test_workers_have_a_group_of_their_own_end_with_the_loader_and_a_killed_one_
     for pid in batches.worker_pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_worker_does_not_free_what_a_rank_left_in_a_cycle():
+    class Communicator:
+        def __init__(self) -> None:
+            self.cycle, self.pid = self, os.getpid()
+
+        def __del__(self) -> None:  # torch's hangs in a forked process
+            _ = os.getpid() == self.pid or os._exit(1)
+
+    Communicator()
+    more = {"collate": lambda drawn: gc.collect(), "rejects": RejectCount()}
+    with BatchLoader(samples(3), BatchCut(batch=12), range(2), workers=1, **more) as batches:
+        assert len(list(batches)) == 2
 
 
 def test_a_row_is_augmented_otherwise_when_it_comes_again():
