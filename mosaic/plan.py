@@ -174,9 +174,9 @@ class Plan(StrictFile):
     @property
     def utilisation(self) -> float:
         """Share of slot time in use, from predicted times."""
-        used = sum(len(p.cells) * (p.forward_ms + p.backward_ms) for p in self.placements)
-        whole = self.predicted_ms * self.device.num_slots * self.num_devices
-        return used / whole if whole else 0.0
+        busy_ms = sum(len(p.cells) * (p.forward_ms + p.backward_ms) for p in self.placements)
+        total_ms = self.predicted_ms * self.device.num_slots * self.num_devices
+        return busy_ms / total_ms if total_ms else 0.0
 
     @property
     def sliced(self) -> tuple[str, ...]:

@@ -173,12 +173,12 @@ class Profile(StrictFile):
             raise InvalidProfileError(f"the profile is for {self.device}, not for {device}; profile again on it")
         if self.graph.fingerprint != graph.fingerprint:
             raise InvalidProfileError(f"the profile is for {self.graph}, not for {graph}; profile this model again")
-        if changed := [name for name, now in structures.items() if self.structures.get(name, now) != now]:
+        if changed := [name for name, current in structures.items() if self.structures.get(name, current) != current]:
             raise InvalidProfileError(f"{', '.join(changed)} changed since the profile; profile this model again")
         for name in ("driver_version", "driver", "torch_version"):
-            then, now = getattr(self.environment, name), getattr(environment, name)
-            if then and now and then != now:
-                warnings.warn(f"the profile has {name}={then}, this machine {now}; profile again", stacklevel=2)
+            recorded, current = getattr(self.environment, name), getattr(environment, name)
+            if recorded and current and recorded != current:
+                warnings.warn(f"the profile has {name}={recorded}, this machine {current}; profile again", stacklevel=2)
 
 
 def _check_times(times_ms: tuple[float, ...], where: str) -> None:

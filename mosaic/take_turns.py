@@ -213,8 +213,8 @@ class Turns:
         return best
 
     def _rivals(self, best: int) -> list[int]:
-        left = [at for at, each in enumerate(self.candidates) if each.elimination is None and each.exclusion is None]
-        return [number for number in left if number not in (0, best)]
+        active = [at for at, each in enumerate(self.candidates) if each.elimination is None and each.exclusion is None]
+        return [number for number in active if number not in (0, best)]
 
     def _beats_baseline(self, candidate: Candidate) -> bool:
         is_apart = candidate.interval[1] < self.baseline.interval[0]

@@ -181,7 +181,7 @@ def digest_of(module: nn.Module) -> str:
     These are the classes of its submodules, their settings, the bytecode of methods outside torch, and parameters and
     buffers without values. Functions and globals that methods use are not included.
     """
-    seen: set[type] = set()
+    visited: set[type] = set()
     parts = []
     for path, part in module.named_modules():
         settings = sorted(
@@ -191,8 +191,8 @@ def digest_of(module: nn.Module) -> str:
         )
         parts.append(f"{path}: {type(part).__module__}.{type(part).__qualname__}({part.extra_repr()}) {settings!r}")
         for base in type(part).__mro__:
-            if base not in seen and base is not object and base.__module__.split(".")[0] != "torch":
-                seen.add(base)
+            if base not in visited and base is not object and base.__module__.split(".")[0] != "torch":
+                visited.add(base)
                 parts += _code_of(base)
     for path, tensor in (*module.named_parameters(), *module.named_buffers()):
         parts.append(f"{path}: {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}")

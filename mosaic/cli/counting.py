@@ -60,20 +60,20 @@ def count_workload(
         dtype = usual_dtype(kind)
     meta = torch.device("meta")
     workload = load_workload(model, device=meta)
-    model_there, sample = _on_meta(workload.model), moved(workload.sample, meta)
+    meta_model, sample = _on_meta(workload.model), moved(workload.sample, meta)
     if dtype is not None:
-        model_there = model_there.float()
+        meta_model = meta_model.float()
         sample = pytree.tree_map_only(torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, sample)
     low = torch.bfloat16 if dtype == "bfloat16" else None
     # Over several ranks, modules may share parameters.
-    call, may_share = runner_of(model_there, sample), max(degrees) > 1
+    call, may_share = runner_of(meta_model, sample), max(degrees) > 1
 
     def run_low() -> Any:
         with CudaFunctions(low):
             return call()
 
     run = sample if low is None else run_low
-    finding = find_modules(model_there, run, include=workload.modules, may_share=may_share)
+    finding = find_modules(meta_model, run, include=workload.modules, may_share=may_share)
     counts, traffic, unknown = {}, {}, []
     layers: LayerCounts = {}
     for subject in finding.subjects:
@@ -92,13 +92,13 @@ def count_workload(
         except UnsupportedModelError:
             traffic[subject.name] = ModuleTraffic(parameter_gradients=subject.gradient_bytes)
             unknown.append(subject.name)
-    most = main_dtype(by_degree[min(by_degree)] for by_degree in counts.values())
+    main_format = main_dtype(by_degree[min(by_degree)] for by_degree in counts.values())
     return Counted(
         graph=finding.graph,
         counts=counts,
         traffic=traffic,
         unknown=tuple(unknown),
-        dtype=most,
+        dtype=main_format,
         description=PRECISIONS[dtype] if dtype is not None else "the format of most of the model's operations",
     )
 

@@ -79,17 +79,17 @@ class Gain:
             best = f"{self.bound_ms:.2f} ms (at most {self.sequential_ms / self.bound_ms:.2f}×)"
             lines.append(f"bound, predicted: no plan of whole modules is under {best}")
         if self.launch_ms:
-            rest = "the plan's step is longer, so launches do not bound it"
+            note = "the plan's step is longer, so launches do not bound it"
             if self.launch_ms > self.plan_ms:
-                rest = f"an eager step takes at least this time; with CUDA graphs the plan takes {self.plan_ms:.2f} ms"
-            lines.append(f"one thread launches all kernels in {self.launch_ms:.2f} ms, predicted: {rest}")
+                note = f"an eager step takes at least this time; with CUDA graphs the plan takes {self.plan_ms:.2f} ms"
+            lines.append(f"one thread launches all kernels in {self.launch_ms:.2f} ms, predicted: {note}")
         console.print(*lines, sep="\n", highlight=False, markup=False)
 
 
 def explain(plan: Plan, cost: Cost, counts: Mapping[str, Mapping[int, ModuleCounts]], hardware: Hardware) -> Gain:
     """Explains a plan by the counts of its modules at each degree for a described device."""
-    whole = {name: by_degree[min(by_degree)] for name, by_degree in counts.items()}
-    modules = {name: _explain_module(name, cost, own, hardware) for name, own in whole.items()}
+    whole_batch = {name: by_degree[min(by_degree)] for name, by_degree in counts.items()}
+    modules = {name: _explain_module(name, cost, own, hardware) for name, own in whole_batch.items()}
     launch_ms = [0.0] * plan.num_devices
     if hardware.kind == "cuda":
         for placement in plan.placements:

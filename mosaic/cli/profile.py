@@ -57,13 +57,13 @@ def measure(command: ProfileCommand) -> Profile:
     first = next(iter(workload.model.parameters()), None)
     on_gpu = first is not None and first.device.type == "cuda"
     backend = open_named_backend(command.backend or (str(first.device) if first is not None and on_gpu else "host"))
-    most = max(command.degrees, default=0)
-    network = _described_links(command.cluster, most, backend.device) if most > 1 else None
+    max_degree = max(command.degrees, default=0)
+    network = _described_links(command.cluster, max_degree, backend.device) if max_degree > 1 else None
     with Progress() as progress:
         finding = find_modules(
             workload.model.to(backend.torch_device),
             moved(workload.sample, backend.torch_device),
-            may_share=most > 1,  # several ranks allow it
+            may_share=max_degree > 1,  # several ranks allow it
         )
         return profile_modules(
             workload.model,
@@ -91,11 +91,11 @@ def _described_links(cluster: str | None, gpus: int, device: Device) -> Cluster:
 
 def _notes(profile: Profile) -> list[str]:
     composed = sum(sample.degree > 1 for sample in profile.samples)
-    failed = [sample for sample in profile.samples if sample.infeasible is not None]
-    counts = f"{len(profile.samples)} samples ({composed} composed, {len(failed)} infeasible)"
+    infeasible = [sample for sample in profile.samples if sample.infeasible is not None]
+    counts = f"{len(profile.samples)} samples ({composed} composed, {len(infeasible)} infeasible)"
     notes = [f"{counts}, {len(profile.pairs)} beside one other module"]
     reasons: dict[tuple[str, int, str], set[int]] = {}
-    for sample in failed:
+    for sample in infeasible:
         reasons.setdefault((sample.module, sample.degree, sample.infeasible or ""), set()).add(sample.quota)
     for (module, degree, reason), quotas in reasons.items():
         where = f" of each of {degree} devices" if degree > 1 else ""

@@ -150,9 +150,9 @@ def _inspect(root: Path, day: str | None, part: str, *more: str) -> None:
     folder = Folder(root)
     recipe = read_recipe(folder.recipe)
     folder_day = folder.find_day(day) if part == "verify" else folder.day("check")
-    ended = Workers(folder, folder_day, recipe).inspect(part, *more)
-    if ended.how != "done":
-        raise MosaicError(ended.reason or f"it {ended.how}")
+    outcome = Workers(folder, folder_day, recipe).inspect(part, *more)
+    if outcome.how != "done":
+        raise MosaicError(outcome.reason or f"it {outcome.how}")
 
 
 ACTIONS = {

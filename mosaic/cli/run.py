@@ -84,14 +84,14 @@ def run_in_turn(command: Run, plan: Plan | None, settings: ProfileSettings, prog
     from mosaic.take_turns import take_turns
 
     workload = load_workload(command.model)
-    loop, most = Loop(workload), mosaic.TrialSettings().max_steps + _STEPS_BEFORE
+    loop, max_steps = Loop(workload), mosaic.TrialSettings().max_steps + _STEPS_BEFORE
     loop.steps(1)  # a wrong loss fails before the measurements
     follow = progress.follow("profiling the modules")
     options = mosaic.Options(method=command.method, profiling=settings, progress=follow)
     handle = mosaic.colocate(workload.model, sample=workload.sample, plan=plan, options=options)
     if handle.is_trying:
-        progress.phase("trying plans on the loop", total=most)
-    for _ in range(most):
+        progress.phase("trying plans on the loop", total=max_steps)
+    for _ in range(max_steps):
         if not handle.is_trying:
             break
         loop.steps(1)

@@ -78,9 +78,9 @@ class MaskBlocks:
             oldest = np.minimum(begins - self.window + 1, np.minimum.reduceat(self.mask.first_ahead(), begins))
             row = np.repeat(blocks, np.diff(offsets))
             is_full = is_full & (columns * self.block > np.minimum((row + 1) * self.block, count) - 1 - self.window)
-            seen = (columns.astype(np.int64) + 1) * self.block > oldest[row]
-            offsets = np.r_[0, np.cumsum(seen, dtype=np.int64)][offsets]
-            columns, is_full = columns[seen], is_full[seen].astype(np.uint8)
+            is_visible = (columns.astype(np.int64) + 1) * self.block > oldest[row]
+            offsets = np.r_[0, np.cumsum(is_visible, dtype=np.int64)][offsets]
+            columns, is_full = columns[is_visible], is_full[is_visible].astype(np.uint8)
         return Tiles(offsets=offsets, columns=columns, is_full=is_full)
 
     def tile_pairs(self) -> Work:
@@ -89,6 +89,6 @@ class MaskBlocks:
 
     def seen(self, rows: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Returns the key blocks that query blocks see; shape (blocks,)."""
-        seen = np.zeros(self.num_blocks, bool)
-        seen[self.tiles(rows).columns] = True
-        return seen
+        is_visible = np.zeros(self.num_blocks, bool)
+        is_visible[self.tiles(rows).columns] = True
+        return is_visible

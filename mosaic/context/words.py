@@ -82,9 +82,9 @@ class MaskWords:
         stream = self.words >> STREAM_SHIFT & 63
         own = (self.words & BOTH != 0)[q] & (stream[q] == stream[k])
         attends = (self.words[q] >> stream[k] & 1).astype(bool)
-        same = (self.documents[q] == self.documents[k]) & (self.documents[q] >= 0)
+        same_document = (self.documents[q] == self.documents[k]) & (self.documents[q] >= 0)
         behind = (k <= q) if window is None else (k <= q) & (k > q - window)
-        visible: npt.NDArray[np.bool_] = same & attends & (behind | own)
+        visible: npt.NDArray[np.bool_] = same_document & attends & (behind | own)
         return visible
 
     def dense(self, window: int | None = None) -> npt.NDArray[np.bool_]:
@@ -151,8 +151,8 @@ def packed(masks: Sequence[MaskWords], num_tokens: int | None = None) -> MaskWor
     if not masks:
         raise ValueError("no masks to pack; pass at least one")
     count = sum(mask.num_tokens for mask in masks)
-    rest = 0 if num_tokens is None else num_tokens - count
-    if rest < 0:
+    num_padding = 0 if num_tokens is None else num_tokens - count
+    if num_padding < 0:
         raise ValueError(f"num_tokens={num_tokens} is less than the {count} packed tokens; use {count} or more")
     documents, num_documents = [], 0
     for mask in masks:
@@ -162,8 +162,8 @@ def packed(masks: Sequence[MaskWords], num_tokens: int | None = None) -> MaskWor
         documents.append(renumbered[inverse].astype(np.int32))
         num_documents += int((~is_padding).sum())
     return MaskWords(
-        words=np.concatenate([*(mask.words for mask in masks), np.full(rest, token_words(0))]),
-        documents=np.concatenate([*documents, np.full(rest, PADDING, np.int32)]),
+        words=np.concatenate([*(mask.words for mask in masks), np.full(num_padding, token_words(0))]),
+        documents=np.concatenate([*documents, np.full(num_padding, PADDING, np.int32)]),
     )
 
 

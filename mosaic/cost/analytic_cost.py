@@ -97,9 +97,9 @@ class AnalyticCost(Cost):
         low_ms, high_ms = (
             phase_ms(counts[at].phase(phase), self.hardware, quota * self.hardware.sms_per_slot) for at in (low, high)
         )
-        whole = counts[1].batch if 1 in counts else 0
-        if whole and counts[low].batch and counts[high].batch:  # the device with the most samples decides
-            alone_ms = between_ms(low_ms, high_ms, counts[low].batch, counts[high].batch, -(-whole // degree))
+        batch_size = counts[1].batch if 1 in counts else 0
+        if batch_size and counts[low].batch and counts[high].batch:  # the device with the most samples decides
+            alone_ms = between_ms(low_ms, high_ms, counts[low].batch, counts[high].batch, -(-batch_size // degree))
         else:
             alone_ms = between_ms(low_ms, high_ms, low, high, degree)
         return alone_ms + (self.communication_ms(module, degree) if phase is Phase.BACKWARD else 0.0)

@@ -60,15 +60,15 @@ def route_ms(num_bytes: float, num_ranks: int, degree: int, network: Cluster | L
 def routed(num_ranks: int, degree: int) -> tuple[tuple[int, int, float], ...]:
     """Returns messages as (rank, member, share of all rows), in rank order."""
     messages: list[tuple[int, int, float]] = []
-    member, short = 0, num_ranks - degree  # in units of 1 / (ranks x degree): a rank holds ``degree`` units
+    member, needed_units = 0, num_ranks - degree  # in units of 1 / (ranks x degree): a rank holds ``degree`` units
     for source in range(degree, num_ranks):
-        left = degree
-        while left:
-            moved = min(left, short)
-            messages.append((source, member, moved / (num_ranks * degree)))
-            left, short = left - moved, short - moved
-            if not short:
-                member, short = member + 1, num_ranks - degree
+        unsent = degree
+        while unsent:
+            units = min(unsent, needed_units)
+            messages.append((source, member, units / (num_ranks * degree)))
+            unsent, needed_units = unsent - units, needed_units - units
+            if not needed_units:
+                member, needed_units = member + 1, num_ranks - degree
     return tuple(messages)
 
 
@@ -160,10 +160,10 @@ class RankedCost(RetimedCost):
     def _communication(self, module: str, degree: int, quota: int) -> Communication:
         """Returns the communication of a module at a degree, less the overlap with its backward at a quota."""
         forward_ms, backward_ms = self._routed_ms(module, degree)
-        whole, exposed = self.summed(module, degree), 0.0
-        if whole.time_ms > 0:
+        reduction, exposed = self.summed(module, degree), 0.0
+        if reduction.time_ms > 0:
             compute_ms = self.compute_ms(module, Phase.BACKWARD, degree, quota)
-            exposed = exposed_ms(whole.time_ms, compute_ms, whole.buckets)
+            exposed = exposed_ms(reduction.time_ms, compute_ms, reduction.buckets)
         return Communication(route_forward_ms=forward_ms, route_backward_ms=backward_ms, reduce_ms=exposed)
 
     def compute_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
@@ -186,8 +186,8 @@ class RankedCost(RetimedCost):
     def _route_ms(self, module: str, degree: int) -> tuple[float, float]:
         """Forward and backward."""
         own = self._traffic.get(module, ModuleTraffic())
-        there, back, gradients_there, gradients_back = (
+        arguments_ms, results_ms, result_gradients_ms, argument_gradients_ms = (
             route_ms(num_bytes, self.num_ranks, degree, self._route_network)
             for num_bytes in (own.arguments, own.results, own.result_gradients, own.argument_gradients)
         )
-        return there + back, gradients_there + gradients_back
+        return arguments_ms + results_ms, result_gradients_ms + argument_gradients_ms

@@ -110,9 +110,9 @@ class BandwidthInterference(Interference):
 
     is_zero = False
 
-    def __init__(self, drawn: Callable[[str, Phase, int], float]) -> None:
+    def __init__(self, bandwidth: Callable[[str, Phase, int], float]) -> None:
         """Takes B by module, phase and quota."""
-        self._drawn = cache(drawn)  # a search repeats the same few calls
+        self._bandwidth = cache(bandwidth)  # a search repeats the same few calls
 
     def share(self, module: str, phase: Phase, quota: int, beside: str, beside_quota: int) -> float:
-        return math.sqrt(self._drawn(module, phase, quota)) * self._drawn(beside, phase, beside_quota)
+        return math.sqrt(self._bandwidth(module, phase, quota)) * self._bandwidth(beside, phase, beside_quota)

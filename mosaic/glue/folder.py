@@ -129,11 +129,11 @@ def load_projector(name: str, projector: nn.Module | None, folder: Path) -> None
 
 
 @contextmanager
-def _held_by(path: Path, what: str) -> Iterator[None]:
+def _held_by(path: Path, content: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise InvalidCheckpointError(f"{path} does not have {what}: {error}; save it again") from error
+        raise InvalidCheckpointError(f"{path} does not have {content}: {error}; save it again") from error
 
 
 def _class_of(name: str, kind: str) -> Any:

@@ -35,7 +35,7 @@ class Efficiency(StrictFile):
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
-            _check_positive(f"efficiency.{entry.name}", getattr(self, entry.name), most=MAX_EFFICIENCY)
+            _check_positive(f"efficiency.{entry.name}", getattr(self, entry.name), maximum=MAX_EFFICIENCY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class Hardware(StrictFile):
         return min(self.memory_gb_per_s, num_sms * self.sm_gb_per_s)
 
 
-def _check_positive(name: str, value: float, *, most: float = math.inf) -> None:
-    if not 0 < value <= most or value == math.inf:  # also catches NaN
-        limit = "a finite number above 0" if most == math.inf else f"above 0 and at most {most:g}"
+def _check_positive(name: str, value: float, *, maximum: float = math.inf) -> None:
+    if not 0 < value <= maximum or value == math.inf:  # also catches NaN
+        limit = "a finite number above 0" if maximum == math.inf else f"above 0 and at most {maximum:g}"
         raise ValueError(f"{name}={value}; use {limit}")

@@ -82,12 +82,12 @@ class Link(StrictFile):
 
         A device sends its messages one after the other and receives at the same time.
         """
-        ways: defaultdict[tuple[bool, int], float] = defaultdict(float)
+        direction_ms: defaultdict[tuple[bool, int], float] = defaultdict(float)
         for message in messages:
             own_ms = self.latency_us / 1e3 + message.num_bytes / self.gb_per_s / 1e6
-            ways[True, message.source] += own_ms
-            ways[False, message.target] += own_ms
-        return max(ways.values(), default=0.0)
+            direction_ms[True, message.source] += own_ms
+            direction_ms[False, message.target] += own_ms
+        return max(direction_ms.values(), default=0.0)
 
 
 class Protocol(NamedTuple):
@@ -148,8 +148,8 @@ class Cluster(StrictFile):
         last = degree - (nodes - 1) * self.gpus_per_node
         rails = -(-last * self._nics // self.gpus_per_node)
         inside, between = self._reached(self.intra_node), self._reached(self.inter_node)
-        used = [inside] * (members > 1) + [between] * (nodes > 1)
-        protocols = [by for by in PROTOCOLS if all(getattr(link, by.latency) is not None for link in used)]
+        links = [inside] * (members > 1) + [between] * (nodes > 1)
+        protocols = [by for by in PROTOCOLS if all(getattr(link, by.latency) is not None for link in links)]
 
         def time_ms(by: Protocol, steps: int, share: float) -> float:
             """Returns the time of ``steps`` across nodes, in which a rail sends ``share`` of its bytes."""

@@ -48,10 +48,10 @@ def _partitions(setup: Setup) -> Iterator[Row]:
             continue
         for index, slots in enumerate(partitions):
             others = set().union(*(units[at] | backward[at] for at in range(len(partitions)) if at != index))
-            ran_on = slots_text(sorted(units[index]))
+            used_units = slots_text(sorted(units[index]))
             yield Row(
                 of="partitions",
-                labels={"layout": layout, "slots": slots_text(slots), "ran_on": ran_on},
+                labels={"layout": layout, "slots": slots_text(slots), "ran_on": used_units},
                 values={
                     "num_units": len(units[index]),
                     "num_sms": num_sms[index],

@@ -69,17 +69,17 @@ def _in_turn(setup: Setup, subjects: Sequence[Subject], passes: str, launching: 
                 yield absent(name, error)
             else:
                 running[variant.name], samples[variant.name] = (variant, steps), []
-        failed: set[str] = set()
+        failed_variants: set[str] = set()
         for number in range(setup.settings.rounds):
-            rest = f"{passes}, {launching}: rounds from {number + 1} on"
-            if number and not setup.budget.allows(rest):
+            remaining_rounds = f"{passes}, {launching}: rounds from {number + 1} on"
+            if number and not setup.budget.allows(remaining_rounds):
                 break
-            for name in [name for name in running if name not in failed]:
+            for name in [name for name in running if name not in failed_variants]:
                 try:
                     samples[name] += running[name][1].run(setup.settings.steps_per_round)
                 except Exception as error:  # as above
-                    failed.add(name)
-                    yield absent(f"{name}, {rest}", error)
+                    failed_variants.add(name)
+                    yield absent(f"{name}, {remaining_rounds}", error)
         for name, (variant, _) in running.items():
             if samples[name]:
                 quotas = {} if variant.quotas is None else {"quotas": f"{variant.quotas[0]}+{variant.quotas[1]}"}
@@ -90,11 +90,11 @@ def _in_turn(setup: Setup, subjects: Sequence[Subject], passes: str, launching: 
     yield from failures
 
 
-def _close(what: str, close: Callable[[], object], failures: list[Row]) -> None:
+def _close(task: str, close: Callable[[], object], failures: list[Row]) -> None:
     try:
         close()
     except Exception as error:  # after a device error; keeps the other rows
-        failures.append(absent(f"ending {what}", error))
+        failures.append(absent(f"ending {task}", error))
 
 
 def gain_of(times: Sequence[Row]) -> list[Row]:

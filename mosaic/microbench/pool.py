@@ -58,7 +58,7 @@ def _open(backend: Backend, slots: Slots) -> Callable[[], object]:
 def _create(setup: Setup, quota: int) -> Row:
     backend, slots = setup.backend, tuple(range(quota))
     _open(backend, slots)()  # excludes one-time setup of the process
-    create, destroy, held = [], [], []
+    create, destroy, held_mib = [], [], []
     first_mib = _free_mib(backend)
     for number in range(setup.settings.repeats):
         if number >= 3 and not setup.budget.left_s:
@@ -67,29 +67,29 @@ def _create(setup: Setup, quota: int) -> Row:
         start = time.perf_counter_ns()
         close = _open(backend, slots)
         create.append((time.perf_counter_ns() - start) / 1e6)
-        held.append(before_mib - _free_mib(backend))
+        held_mib.append(before_mib - _free_mib(backend))
         start = time.perf_counter_ns()
         close()
         destroy.append((time.perf_counter_ns() - start) / 1e6)
     values: dict[str, Spread | float | None] = {"create_ms": Spread.of(create), "destroy_ms": Spread.of(destroy)}
     if backend.api is not None:
-        values |= {"held_mib": Spread.of(held), "not_returned_mib": first_mib - _free_mib(backend)}
-    way = "lanes" if backend.api is None else "context and stream"
-    return Row(of="creations", labels={"way": way, "quota": quota}, values=values)
+        values |= {"held_mib": Spread.of(held_mib), "not_returned_mib": first_mib - _free_mib(backend)}
+    label = "lanes" if backend.api is None else "context and stream"
+    return Row(of="creations", labels={"way": label, "quota": quota}, values=values)
 
 
 def _lend(backend: Backend, lends: int) -> Row:
     """Times acquiring from and returning to a pool, or without a pool looking up a lane; includes Python's call."""
-    whole, batch = backend.device.slots, max(1, lends // _BATCHES)
+    slots, batch = backend.device.slots, max(1, lends // _BATCHES)
     once: Callable[[], object]
     with ExitStack() as stack:
         if backend.api is None:
-            way, once = "look up a lane", partial(stack.enter_context(backend.open_lanes([whole])).lane, whole)
+            label, once = "look up a lane", partial(stack.enter_context(backend.open_lanes([slots])).lane, slots)
         else:
-            pool: Any = _driver(backend).open_pool([[whole]])
+            pool: Any = _driver(backend).open_pool([[slots]])
             stack.callback(pool.close)
             lend, give_back = pool.lend, pool.give_back
-            way, once = "acquire and return", lambda: give_back(lend(0, 0))
+            label, once = "acquire and return", lambda: give_back(lend(0, 0))
         once()
         means = []
         for _ in range(_BATCHES):
@@ -97,7 +97,7 @@ def _lend(backend: Backend, lends: int) -> Row:
             for _ in range(batch):
                 once()
             means.append((time.perf_counter_ns() - start) / batch)
-    return Row(of="lending", labels={"way": way, "lends": batch * _BATCHES}, values={"time_ns": Spread.of(means)})
+    return Row(of="lending", labels={"way": label, "lends": batch * _BATCHES}, values={"time_ns": Spread.of(means)})
 
 
 def _grow(backend: Backend, max_contexts: int) -> Row:
@@ -107,14 +107,14 @@ def _grow(backend: Backend, max_contexts: int) -> Row:
     partitions = list(islice(every, max_contexts))
     pool: Any = _driver(backend).open_pool([[partitions[0]]])
     times: list[float] = []
-    stopped_by = ""
+    limit_reason = ""
     try:
         for slots in partitions[1:]:
             start = time.perf_counter_ns()
             try:
                 pool.add_layout([slots])
             except UNAVAILABLE as error:
-                stopped_by = str(error)
+                limit_reason = str(error)
                 break
             times.append((time.perf_counter_ns() - start) / 1e6)
         stats = pool.stats()
@@ -127,7 +127,7 @@ def _grow(backend: Backend, max_contexts: int) -> Row:
             "add_layout_ms": Spread.of(times) if times else None,
             "driver_mib": stats.driver_bytes / 2**20,
         },
-        note=stopped_by,
+        note=limit_reason,
     )
 
 

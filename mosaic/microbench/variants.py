@@ -48,13 +48,13 @@ def open_variant(kind: str, backend: Backend, split: QuotaPair) -> Variant:
     Raises:
         BackendUnavailableError: The kind is unavailable.
     """
-    whole, parts = backend.device.slots, parts_of(split)
+    all_slots, parts = backend.device.slots, parts_of(split)
     if kind == "sequential":
         try:
-            lanes, note = backend.open_plain_lanes([whole]), "one plain stream with all SMs"
+            lanes, note = backend.open_plain_lanes([all_slots]), "one plain stream with all SMs"
         except BackendUnavailableError:
-            lanes, note = backend.open_lanes([whole]), "one lane with all slots"
-        return Variant("one after the other", kind, lanes, (lanes.lane(whole), lanes.lane(whole)), note=note)
+            lanes, note = backend.open_lanes([all_slots]), "one lane with all slots"
+        return Variant("one after the other", kind, lanes, (lanes.lane(all_slots), lanes.lane(all_slots)), note=note)
     quotas, name, note = None, f"{kind} streams", "two streams with all SMs"
     if kind == "partitions":
         lanes, quotas, name, note = backend.open_lanes(parts), split, f"partitions {split[0]}+{split[1]}", ""

@@ -166,17 +166,17 @@ class Config:
         Raises:
             ValueError: A task is unknown.
         """
-        chosen = tuple(self.tasks) if tasks is None else tuple(tasks)
-        for task in chosen:
+        task_names = tuple(self.tasks) if tasks is None else tuple(tasks)
+        for task in task_names:
             if task not in self.tasks:
                 raise ValueError(f"unknown task {task!r}; choose from: {', '.join(self.tasks) or 'none'}")
         if isinstance(self.fusion, Decode):
-            reads = [self.tasks[task].reads for task in chosen] or [tuple(self.encoders)]
+            reads = [self.tasks[task].reads for task in task_names] or [tuple(self.encoders)]
             return self._placed(self.fusion, draw, reads)
         targets = tuple(self.fusion.targets) if isinstance(self.fusion, Translate) else ()
-        if not chosen:
+        if not task_names:
             return self._drawn(draw, tuple(self.encoders), targets)
-        return {task: self._drawn(draw, self.tasks[task].reads, self.tasks[task].writes) for task in chosen}
+        return {task: self._drawn(draw, self.tasks[task].reads, self.tasks[task].writes) for task in task_names}
 
     def _drawn(self, draw: Draw, reads: Sequence[str], writes: Sequence[str]) -> dict[str, Tensor]:
         words = self.fusion.vocabulary if isinstance(self.fusion, Decode | Translate) else 0
@@ -208,7 +208,7 @@ class Config:
             rows.append(ids)
         ids = torch.cat(rows)
         labels = ids.masked_fill(ids >= words, -100)
-        inputs = {name: torch.cat(drawn) for name, drawn in samples.items() if drawn}
+        inputs = {name: torch.cat(tensors) for name, tensors in samples.items() if tensors}
         return {"input_ids": ids, "labels": labels, **inputs}
 
 

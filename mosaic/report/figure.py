@@ -92,8 +92,8 @@ def new_figure(
 
 def shorten(text: str, inches: float) -> str:
     """Returns ``text``, truncated with an ellipsis if it is too long."""
-    most = max(1, int(inches / _LETTER))
-    return text if len(text) <= most else text[: most - 1] + "…"
+    max_letters = max(1, int(inches / _LETTER))
+    return text if len(text) <= max_letters else text[: max_letters - 1] + "…"
 
 
 def _fitting(texts: Sequence[str], inches: float) -> str:

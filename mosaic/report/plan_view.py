@@ -112,19 +112,19 @@ def plan_figure(plan: Plan) -> Any:
 
 
 def _panel(plan: Plan, colors: Mapping[str, str]) -> Panel:
-    bars, spans, now = list[Bar](), list[tuple[float, float, tuple[str, ...]]](), 0.0
+    bars, spans, start = list[Bar](), list[tuple[float, float, tuple[str, ...]]](), 0.0
     stages = list(enumerate(plan.stages))
     for phase, ordered in (("forward", stages), ("backward", stages[::-1])):
         for index, stage in ordered:
-            end = now
+            end = start
             for placement in stage.placements:
                 predicted_ms = placement.forward_ms if phase == "forward" else placement.backward_ms
                 if length := predicted_ms if plan.predicted_ms > 0 else 1.0:
-                    end = max(end, now + length)
-                    bars += _bars(plan, placement, phase, now, now + length, colors[placement.module])
-            if end > now:
-                spans.append((now, end, (f"stage {index} {phase}", f"{index} {phase}", f"{index}{phase[0].upper()}")))
-            now = end
+                    end = max(end, start + length)
+                    bars += _bars(plan, placement, phase, start, start + length, colors[placement.module])
+            if end > start:
+                spans.append((start, end, (f"stage {index} {phase}", f"{index} {phase}", f"{index}{phase[0].upper()}")))
+            start = end
     kind = "cores" if plan.device.kind == "host" else "GPU"
     fact = "no predicted times; lengths are nominal"
     if plan.predicted_ms > 0:

@@ -40,7 +40,7 @@ def timeline_figure(
         MosaicError: matplotlib is missing.
     """
     steps = [choose_steps(timeline, num_steps) for timeline in timelines]
-    spans = [span for drawn in steps for span in chain(*drawn.values())]
+    spans = [span for selected in steps for span in chain(*selected.values())]
     modules = {span.module: None for span in spans if span.phase != "glue"}
     colors = colors_of([*(p.module for p in plan.placements), *modules] if plan else modules)
     entries = {name: colors[name] for name in colors if name in modules} | SHADES
@@ -50,7 +50,7 @@ def timeline_figure(
     if plan is not None:
         axis += f"\nthe plan predicted {ms_text(plan.predicted_ms)} ms per step for the modules alone (not measured)"
     return lane_figure(
-        [_panel(timeline, drawn, colors) for timeline, drawn in zip(timelines, steps, strict=True)],
+        [_panel(timeline, selected, colors) for timeline, selected in zip(timelines, steps, strict=True)],
         title="Timeline (measured)",
         subtitle=subtitle,
         legend=entries,
@@ -94,8 +94,8 @@ def choose_steps(timeline: Timeline, num_steps: int) -> dict[int, tuple[Span, ..
 
     Otherwise a slow step, or a pause between steps, would determine the scale.
     """
-    whole = whole_steps(timeline)
-    runs = [whole[first : first + num_steps] for first in range(max(1, len(whole) - num_steps + 1))]
+    complete = whole_steps(timeline)
+    runs = [complete[first : first + num_steps] for first in range(max(1, len(complete) - num_steps + 1))]
     lengths = [_length_ms([span for _, spans in run for span in spans]) for run in runs]
     middle = statistics.median(lengths)
     nearest = min(range(len(runs)), key=lambda index: (abs(lengths[index] - middle), -index))

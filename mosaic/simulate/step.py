@@ -115,9 +115,9 @@ def last_sum_ms(backwards: Iterable[tuple[SimulatedSpan, GradientSum]]) -> float
         backwards: Each part's backward with its module's reduction; a slice has its share, in buckets of equal size.
     """
     ready = []
-    for index, (span, whole) in enumerate(backwards):
-        buckets = max(1, -(-whole.buckets * span.part.count // span.part.total))
-        bucket_ms = span.part.share * whole.time_ms / buckets
+    for index, (span, reduction) in enumerate(backwards):
+        buckets = max(1, -(-reduction.buckets * span.part.count // span.part.total))
+        bucket_ms = span.part.share * reduction.time_ms / buckets
         length_ms = span.end_ms - span.start_ms
         for bucket in range(1, buckets + 1) if bucket_ms > 0 else ():
             ready.append((span.start_ms + length_ms * bucket / buckets, index, bucket_ms, span.devices))

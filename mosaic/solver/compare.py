@@ -63,10 +63,10 @@ def compare(
     all_options(graph, cost=cost, device=device, num_devices=num_devices, percents=search.percents)  # else all fail
     rows = []
     for method in methods:
-        began, plan, reason = time.perf_counter(), None, ""
+        start, plan, reason = time.perf_counter(), None, ""
         try:
             plan = solve(graph, cost, device, num_devices=num_devices, method=method, search=search)
         except (InfeasibleError, UndecidedError, ValueError) as error:
             reason = str(error)
-        rows.append(Comparison(method=method, plan=plan, reason=reason, seconds=time.perf_counter() - began))
+        rows.append(Comparison(method=method, plan=plan, reason=reason, seconds=time.perf_counter() - start))
     return tuple(rows)

@@ -65,12 +65,12 @@ def keeps_anything(options: Options, machine: Machine) -> bool:
 
 def fits(stages: Sequence[StageResult], machine: Machine) -> bool:
     """Returns True if stages fit into the memory of their devices."""
-    resident, most = [0] * machine.num_devices, [0] * machine.num_devices
+    resident, works = [0] * machine.num_devices, [0] * machine.num_devices
     for stage in stages:
         stage_resident, stage_works = _loads(stage, machine.num_devices)
         resident = list(map(sum, zip(resident, stage_resident, strict=True)))
-        most = list(map(max, most, stage_works))
-    return not machine.memory_bytes or max(map(sum, zip(resident, most, strict=True))) <= machine.memory_bytes
+        works = list(map(max, works, stage_works))
+    return not machine.memory_bytes or max(map(sum, zip(resident, works, strict=True))) <= machine.memory_bytes
 
 
 def _loads(stage: StageResult, num_devices: int) -> tuple[list[int], list[int]]:
@@ -306,20 +306,20 @@ class _HeldSearch:
     def climb(self) -> None:
         """Changes the degrees of one or two modules of the best plan while that improves it."""
         countdown = Countdown(self.countdown.part(CLIMB_SHARE))
-        tried: set[tuple[int, ...]] = set()
+        visited: set[tuple[int, ...]] = set()
         is_better = bool(self.best)
         while is_better:
             is_better = False
-            now = {name: option.degree for stage in self.best for name, (option, _) in stage.choices.items()}
-            moves = [{name: degree} for name in now for degree in _degrees(self.options[name]) if degree != now[name]]
+            degree_of = {name: option.degree for stage in self.best for name, (option, _) in stage.choices.items()}
+            moves = [{name: d} for name in degree_of for d in _degrees(self.options[name]) if d != degree_of[name]]
             pairs = [first | second for first, second in itertools.combinations(moves, 2) if not first.keys() & second]
             for move in ({}, *moves, *pairs):
-                degrees = now | move
+                degrees = degree_of | move
                 key = tuple(degrees[name] for name in self.graph.names)
                 options = {name: tuple(o for o in self.options[name] if o.degree == degrees[name]) for name in degrees}
-                if key in tried or _prune(options, self.machine) is None:
+                if key in visited or _prune(options, self.machine) is None:
                     continue
-                tried.add(key)
+                visited.add(key)
                 if countdown.left <= 0:
                     return
                 relaxed = self.relax(options, self.countdown.part(PART_SHARE))
@@ -438,34 +438,34 @@ def _total_bytes(option: DeploymentOption) -> int:
 def _divide(options: Options, relaxed: ExactResult) -> tuple[Options, Options] | None:
     """Branches on the relaxed plan's degree of the module that holds most; None if every module has one degree."""
     choices = (item for stage in relaxed.stages for item in stage.choices.items())
-    chosen = {name: option for name, (option, _) in choices if len(_degrees(options[name])) > 1}
-    if not chosen:
+    branchable = {name: option for name, (option, _) in choices if len(_degrees(options[name])) > 1}
+    if not branchable:
         return None
-    name, option = max(chosen.items(), key=lambda item: _total_bytes(item[1]))
-    same = tuple(o for o in options[name] if o.degree == option.degree)
-    other = tuple(o for o in options[name] if o.degree != option.degree)
-    return {**options, name: same}, {**options, name: other}
+    name, option = max(branchable.items(), key=lambda item: _total_bytes(item[1]))
+    with_degree = tuple(o for o in options[name] if o.degree == option.degree)
+    without_degree = tuple(o for o in options[name] if o.degree != option.degree)
+    return {**options, name: with_degree}, {**options, name: without_degree}
 
 
 def _prune(options: Options, machine: Machine) -> Options | None:
     """Drops options that do not fit even if every other module holds its least; None: a module has no option."""
     least = {name: min(map(_total_bytes, own)) for name, own in options.items()}
     room = machine.num_devices * machine.memory_bytes - sum(least.values())
-    left = {
+    feasible = {
         name: tuple(option for option in own if option.degree * option.memory_bytes - least[name] <= room)
         for name, own in options.items()
     }
-    return left if all(left.values()) else None
+    return feasible if all(feasible.values()) else None
 
 
 def _least_quota(
-    options: Sequence[DeploymentOption], chosen: DeploymentOption, stage: StageResult, factor: float
+    options: Sequence[DeploymentOption], option: DeploymentOption, stage: StageResult, factor: float
 ) -> DeploymentOption:
     """Returns the smallest quota of the chosen degree at which a module is within ``factor`` of its stage's times."""
     forward_ns = factor * max(option.forward_ns for option, _ in stage.choices.values())
     backward_ns = factor * max(option.backward_ns for option, _ in stage.choices.values())
     enough = [
-        o for o in options if o.degree == chosen.degree and o.forward_ns <= forward_ns and o.backward_ns <= backward_ns
+        o for o in options if o.degree == option.degree and o.forward_ns <= forward_ns and o.backward_ns <= backward_ns
     ]
     return min(enough, key=lambda o: (o.quota, o.latency_ns))
 
@@ -496,13 +496,13 @@ def solve_stages(
     on = {(name, device): model.new_bool_var("") for name in options for device in devices}
 
     def total(name: str, value: Callable[[DeploymentOption], int]) -> Any:
-        return sum(value(option) * used for option, used in zip(options[name], pick[name], strict=True))
+        return sum(value(option) * is_picked for option, is_picked in zip(options[name], pick[name], strict=True))
 
     for name in options:
         model.add_exactly_one(pick[name])
     for name, degree in by_degree:
         has_degree = sum(
-            used for option, used in zip(options[name], pick[name], strict=True) if option.degree == degree
+            is_picked for option, is_picked in zip(options[name], pick[name], strict=True) if option.degree == degree
         )
         model.add(sum(keeps[name, degree, device] for device in devices) == degree * has_degree)
     for name, device in on:
@@ -516,11 +516,11 @@ def solve_stages(
         model.add_implication(on[heaviest, device], on[heaviest, device - 1])
     times = []
     for names in partition:
-        held = {(name, device): model.new_int_var(0, machine.num_slots, "") for name in names for device in devices}
-        for (name, device), slots in held.items():
+        quotas = {(name, device): model.new_int_var(0, machine.num_slots, "") for name in names for device in devices}
+        for (name, device), slots in quotas.items():
             model.add(slots >= total(name, lambda option: option.quota)).only_enforce_if(on[name, device])
         for device in devices:
-            model.add(sum(held[name, device] for name in names) <= machine.num_slots)  # paper Eq. 5
+            model.add(sum(quotas[name, device] for name in names) <= machine.num_slots)  # paper Eq. 5
             working = [
                 option.working_bytes * keeps[name, degree, device]
                 for (name, degree), option in by_degree.items()
@@ -542,7 +542,7 @@ def solve_stages(
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         choices = {
             name: (
-                next(o for o, used in zip(own, pick[name], strict=True) if solver.boolean_value(used)),
+                next(o for o, is_picked in zip(own, pick[name], strict=True) if solver.boolean_value(is_picked)),
                 tuple(device for device in devices if solver.boolean_value(on[name, device])),
             )
             for name, own in options.items()

@@ -37,11 +37,11 @@ class PlacedTimes:
         """
         if self._is_alone:
             return {name: self._beside(name, option.degree, option.quota, ()) for name, (option, _) in choices.items()}
-        there: dict[int, list[tuple[str, int]]] = {}
+        residents: dict[int, list[tuple[str, int]]] = {}
         for name, (option, devices) in choices.items():
             for device in devices:
-                there.setdefault(device, []).append((name, option.quota))
-        groups = {device: tuple(here) for device, here in there.items()}
+                residents.setdefault(device, []).append((name, option.quota))
+        groups = {device: tuple(members) for device, members in residents.items()}
         times = {}
         for name, (option, devices) in choices.items():
             # many devices have the same neighbours
@@ -106,18 +106,18 @@ def build_stages(stages: Sequence[StageResult], times: PlacedTimes, machine: Mac
 
 def _free_runs(choices: Mapping[str, Choice], order: Sequence[str], busy_ms: Sequence[Sequence[float]]) -> _Runs | None:
     """Assigns each module in turn the run that is free first on all of its devices; None: one does not fit."""
-    taken: set[tuple[int, int]] = set()
+    occupied: set[tuple[int, int]] = set()
     runs: _Runs = {}
     for name in order:
         option, devices = choices[name]
         starts = range(len(busy_ms[0]) - option.quota + 1)
         cells = {start: {(g, slot) for g in devices for slot in range(start, start + option.quota)} for start in starts}
-        free = [start for start in starts if taken.isdisjoint(cells[start])]
+        free = [start for start in starts if occupied.isdisjoint(cells[start])]
         if not free:
             return None
         best = min(free, key=lambda start: max(busy_ms[device][slot] for device, slot in cells[start]))
         runs[name] = (tuple(range(best, best + option.quota)),) * option.degree
-        taken |= cells[best]
+        occupied |= cells[best]
     return runs
 
 
@@ -188,12 +188,12 @@ def spend_spare_slots(
 
     choices: Mapping[str, Choice] = result.choices
     value = value_of(choices)
-    same = {
+    same_degree = {
         name: sorted((o for o in options[name] if o.degree == option.degree), key=lambda o: o.quota)
         for name, (option, _) in choices.items()
     }
     while True:
-        steps = [(value_of(wider), wider) for wider in _widened(choices, same, machine)]
+        steps = [(value_of(wider), wider) for wider in _widened(choices, same_degree, machine)]
         best_value, best = min(steps, key=lambda step: step[0], default=(value, choices))
         if best_value >= value:
             break
@@ -202,17 +202,17 @@ def spend_spare_slots(
 
 
 def _widened(
-    choices: Mapping[str, Choice], same: Mapping[str, Sequence[DeploymentOption]], machine: Machine
+    choices: Mapping[str, Choice], same_degree: Mapping[str, Sequence[DeploymentOption]], machine: Machine
 ) -> Iterator[Mapping[str, Choice]]:
     """Yields the choices with one module at its next larger quota, for each module with room.
 
     ``same`` has each module's options of its degree, by increasing quota.
     """
-    used: Counter[int] = Counter()
+    used_slots: Counter[int] = Counter()
     for option, devices in choices.values():
-        used.update(dict.fromkeys(devices, option.quota))
+        used_slots.update(dict.fromkeys(devices, option.quota))
     for name, (option, devices) in choices.items():
-        spare = machine.num_slots - max(used[device] for device in devices)
-        wider = next((o for o in same[name] if o.quota > option.quota), None)
+        spare = machine.num_slots - max(used_slots[device] for device in devices)
+        wider = next((o for o in same_degree[name] if o.quota > option.quota), None)
         if wider is not None and wider.quota <= option.quota + spare:
             yield {**choices, name: (wider, devices)}

@@ -107,11 +107,11 @@ class _Shared(RetimedCost):
 
     def _shared_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         base_ms = self._ranked.time_ms(module, phase, degree, quota)
-        whole = self._ranked.summed(module, degree)
-        if phase is Phase.FORWARD or self._sharing == 1 or whole.time_ms <= 0:
+        reduction = self._ranked.summed(module, degree)
+        if phase is Phase.FORWARD or self._sharing == 1 or reduction.time_ms <= 0:
             return base_ms
         backward_ms = self._ranked.compute_ms(module, phase, degree, quota)
-        shared, own = (exposed_ms(k * whole.time_ms, backward_ms, whole.buckets) for k in (self._sharing, 1))
+        shared, own = (exposed_ms(k * reduction.time_ms, backward_ms, reduction.buckets) for k in (self._sharing, 1))
         return base_ms + shared - own
 
 
@@ -119,7 +119,7 @@ def _plan_by_simulation(
     graph: ModuleGraph, cost: RankedCost, device: Device, num_devices: int, search: SearchOptions
 ) -> Plan:
     """Plans as ``auto`` does over a network; the record has the simulated step, and a bound of predicted steps."""
-    began, countdown = time.perf_counter(), Countdown(search.limits)
+    start, countdown = time.perf_counter(), Countdown(search.limits)
 
     def plan(method: str, cost_of: Cost, share: float) -> Plan:
         limited = replace(search, limits=countdown.part(share), layers=1)  # only whole modules can run
@@ -146,7 +146,7 @@ def _plan_by_simulation(
     if why_not_exact(graph) is None:
         models = [_Shared(cost, sharing) for sharing in _SHARING]
         best = shorter(best, "exact", models[-1])
-        tried: set[tuple[int, ...]] = set()
+        visited: set[tuple[int, ...]] = set()
         before = None
         while before is not best:
             before = best
@@ -154,14 +154,14 @@ def _plan_by_simulation(
                 for degree in cost.degrees(name):
                     degrees = {placed.module: placed.degree for placed in best.placements} | {name: degree}
                     key = tuple(degrees[other] for other in graph.names)
-                    if degree > num_devices or key in tried:
+                    if degree > num_devices or key in visited:
                         continue
-                    tried.add(key)
+                    visited.add(key)
                     for model in models:
                         best = shorter(best, "exact", model.at(degrees))
     record = replace(
         best.search,
         bound_ms=min(first.search.bound_ms, best.predicted_ms),
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - start,
     )
     return replace(best, sequential_ms=first.sequential_ms, search=record)

@@ -51,8 +51,8 @@ def solve(
     """
     if num_devices < 1:
         raise ValueError(f"num_devices={num_devices}; use at least 1")
-    chosen = method_of(method)
-    began = time.perf_counter()
+    planner = method_of(method)
+    start = time.perf_counter()
     search = search or SearchOptions()
     options = all_options(graph, cost=cost, device=device, num_devices=num_devices, percents=search.percents)
     machine = Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
@@ -61,19 +61,19 @@ def solve(
     is_held = search.hold_memory and keeps_anything(options, machine)
     if is_held:
         in_turn = place_stages(in_turn, machine) or place_in_turn(order, options, machine)
-    left = max(0.0, search.limits.seconds - (time.perf_counter() - began))  # there may be a hundred thousand options
+    seconds = max(0.0, search.limits.seconds - (time.perf_counter() - start))  # there may be a hundred thousand options
     task = Task(
-        method=chosen.name,
+        method=planner.name,
         graph=graph,
         options=options,
         cost=cost,
         machine=machine,
         in_turn=in_turn,
         is_held=is_held,
-        search=replace(search, limits=replace(search.limits, seconds=left)),
+        search=replace(search, limits=replace(search.limits, seconds=seconds)),
         forbidden=forbidden,
     )
-    answer = chosen.plan(task)
+    answer = planner.plan(task)
     plan = Plan(
         device=device,
         num_devices=num_devices,
@@ -85,6 +85,6 @@ def solve(
     )
     # the search rounds to nanoseconds, so its bound may exceed the plan in the last digits
     bound_ms = min(answer.record.bound_ms, plan.predicted_ms)
-    plan = replace(plan, search=replace(answer.record, seconds=time.perf_counter() - began, bound_ms=bound_ms))
+    plan = replace(plan, search=replace(answer.record, seconds=time.perf_counter() - start, bound_ms=bound_ms))
     plan.check_covers(graph)
     return plan

@@ -116,23 +116,23 @@ class CudaBackend(Backend):
             BackendUnavailableError: The driver lacks a required function.
             CudaError: The driver failed, or the probe found disjoint partitions that share SMs.
         """
-        wanted = checked_partitions(self._device, partitions)
-        whole = tuple(self._device.slots)
-        loan = self.borrow_streams(slots for slots in wanted if slots != whole)
+        distinct_partitions = checked_partitions(self._device, partitions)
+        all_slots = tuple(self._device.slots)
+        loan = self.borrow_streams(slots for slots in distinct_partitions if slots != all_slots)
         streams: dict[Slots, tuple[Any, int | None]] = {}
-        lent: list[Any] = []
+        plain_streams: list[Any] = []
 
         def give_back() -> None:
             loan.give_back()
-            for stream in lent:
+            for stream in plain_streams:
                 self._api.give_back(stream)
 
         try:
             for slots, handle in loan.streams.items():
                 streams[slots] = (self.api.external_stream(handle), loan.records[slots].granted_sms)
-            if whole in wanted:  # includes the remainder of the split
-                lent.append(self.api.new_stream())
-                streams[whole] = (lent[0], self._info.num_sms)
+            if all_slots in distinct_partitions:  # includes the remainder of the split
+                plain_streams.append(self.api.new_stream())
+                streams[all_slots] = (plain_streams[0], self._info.num_sms)
             records = loan.records.values()
             lanes = StreamLanes(self.api, streams, give_back, libraries=self._libraries, partitions=records)
         except BaseException:
@@ -143,8 +143,8 @@ class CudaBackend(Backend):
 
     def borrow_streams(self, partitions: Iterable[tuple[int, ...]]) -> StreamLoan:
         """Borrows only the streams of lanes, without events; raises as ``open_lanes``."""
-        wanted = checked_partitions(self._device, partitions)
-        return self.pool.borrow(pack_layouts(wanted), image=self._image)
+        distinct_partitions = checked_partitions(self._device, partitions)
+        return self.pool.borrow(pack_layouts(distinct_partitions), image=self._image)
 
     def open_plain_lanes(
         self, partitions: Iterable[tuple[int, ...]], priorities: Sequence[int] | None = None
@@ -153,8 +153,8 @@ class CudaBackend(Backend):
 
         Their ``num_sms`` is None. A lower number in ``priorities`` (default 0) has precedence.
         """
-        wanted = checked_partitions(self._device, partitions)
-        priorities = (0,) * len(wanted) if priorities is None else priorities
+        distinct_partitions = checked_partitions(self._device, partitions)
+        priorities = (0,) * len(distinct_partitions) if priorities is None else priorities
         api = self.api
         streams: dict[tuple[int, ...], tuple[Any, int | None]] = {}
 
@@ -163,7 +163,7 @@ class CudaBackend(Backend):
                 api.give_back(stream)
 
         try:
-            for slots, priority in zip(wanted, priorities, strict=True):
+            for slots, priority in zip(distinct_partitions, priorities, strict=True):
                 streams[slots] = (api.new_stream(priority), None)
             return StreamLanes(api, streams, give_back)
         except BaseException:

@@ -35,7 +35,7 @@ class StreamApi:
         self.device = torch.device("cuda", ordinal)
         self._ordinal = ordinal
         self._streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}  # by torch's ids: creating one takes longer
-        self._lent: set[int] = set()  # by handle: torch 2.11 frees streams and events with weak references
+        self._borrowed: set[int] = set()  # by handle: torch 2.11 frees streams and events with weak references
 
     def external_stream(self, handle: int) -> torch.cuda.ExternalStream:
         """Returns a non-owning stream for a driver's handle, on this device rather than the current one."""
@@ -52,18 +52,18 @@ class StreamApi:
         """
         for _ in range(POOL_STREAMS):
             stream = torch.cuda.Stream(device=self.device, priority=priority)
-            if stream.cuda_stream not in self._lent and stream != torch.cuda.current_stream(self.device):
-                self._lent.add(stream.cuda_stream)
+            if stream.cuda_stream not in self._borrowed and stream != torch.cuda.current_stream(self.device):
+                self._borrowed.add(stream.cuda_stream)
                 return stream
         raise BackendUnavailableError(
             f"no stream of priority {priority} is free on {self.device}; open fewer plain lanes",
-            found=f"{len(self._lent)} streams in use",
+            found=f"{len(self._borrowed)} streams in use",
             needed=f"one of torch's {POOL_STREAMS} per priority",
         )
 
     def give_back(self, stream: torch.cuda.Stream) -> None:
         """Returns a stream of ``new_stream``."""
-        self._lent.discard(stream.cuda_stream)
+        self._borrowed.discard(stream.cuda_stream)
 
     def current_stream(self) -> torch.cuda.Stream:
         """Returns the calling thread's current stream.

@@ -53,9 +53,9 @@ class StreamTicket(Generic[T]):
         if self.error is not None:
             raise self.error
         api = self.lane.api
-        here = api.current_stream()
-        self.order(here)
-        _record_use(api, self.result, here)
+        caller_stream = api.current_stream()
+        self.order(caller_stream)
+        _record_use(api, self.result, caller_stream)
         return self.result
 
 
@@ -160,10 +160,10 @@ class StreamLane(Lane):
 
     def order_after_caller(self) -> None:
         """Orders the lane's next work behind the caller's stream."""
-        here = self.api.current_stream()
-        if here != self.stream:
+        caller_stream = self.api.current_stream()
+        if caller_stream != self.stream:
             event = self.api.new_event()
-            event.record(here)
+            event.record(caller_stream)
             event.wait(self.stream)
 
     def _order_after(self, after: Sequence[object]) -> None:
@@ -235,11 +235,11 @@ class StreamLanes(Lanes):
 
     def join(self) -> None:
         """Orders the caller's current stream behind all streams, without blocking the thread."""
-        here = self.api.current_stream()
+        caller_stream = self.api.current_stream()
         for lane in self:
             event = self.api.new_event()
             event.record(lane.stream)
-            event.wait(here)
+            event.wait(caller_stream)
 
     def close(self) -> None:
         self._finalizer()

@@ -131,9 +131,9 @@ class Attend:
         fetches = map(layer.exchange.fetch, (blocks.permute(2, 0, 1, 3, 4).contiguous() for blocks in by_block))
         pending: Pending | None = next(fetches)
         while pending is not None:
-            arrived = [pending()]
+            fetched = [pending()]
             pending = next(fetches, None)
-            yield arrived.pop()  # otherwise this frame would hold the blocks
+            yield fetched.pop()  # otherwise this frame would hold the blocks
 
     def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> None:
         tokens = self.plan.local_tokens

@@ -69,21 +69,21 @@ class FetchNeeded(Alone):
         received = self._exchanged(gradient, self._out, self._in)
 
         def summed() -> torch.Tensor:
-            arrived = received()
-            own = arrived.new_zeros(self._slots, *arrived.shape[1:])
-            for places, part in zip(self._sent.split(self._out), arrived.split(self._out), strict=True):
+            incoming = received()
+            own = incoming.new_zeros(self._slots, *incoming.shape[1:])
+            for places, part in zip(self._sent.split(self._out), incoming.split(self._out), strict=True):
                 own[places] += part  # unique places in a part make the sum deterministic
             return own
 
         return summed
 
     def _exchanged(self, blocks: torch.Tensor, received: list[int], sent: list[int]) -> Pending:
-        arrived = blocks.new_empty(sum(received), *blocks.shape[1:])
-        work = dist.all_to_all_single(arrived, blocks, received, sent, group=self._group, async_op=True)
+        incoming = blocks.new_empty(sum(received), *blocks.shape[1:])
+        work = dist.all_to_all_single(incoming, blocks, received, sent, group=self._group, async_op=True)
 
         def wait(_: torch.Tensor = blocks) -> torch.Tensor:  # keeps the input of the exchange alive
             work.wait()
-            return arrived
+            return incoming
 
         return wait
 

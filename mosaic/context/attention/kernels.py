@@ -265,13 +265,13 @@ def make_rule(
     q_both = q_word & BOTH != 0
 
     def sees(batch: Any, head: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        same = (q_document[q] == k_document[k]) & (q_document[q] >= 0)  # otherwise padding would see padding
+        same_document = (q_document[q] == k_document[k]) & (q_document[q] >= 0)  # otherwise padding would see padding
         attends = (q_word[q] >> k_stream[k]) & 1 != 0
         ahead = q_both[q] & (q_stream[q] == k_stream[k])
         behind = k_position[k] <= q_position[q]
         if window is not None:
             behind = behind & (k_position[k] > q_position[q] - window)
-        return same & attends & (behind | ahead)
+        return same_document & attends & (behind | ahead)
 
     return sees
 

@@ -196,12 +196,12 @@ def count_degrees(
     count = partial(
         count_module, module, args, kwargs, target=target, settings=settings, autocast=autocast, layers=layers
     )
-    whole = count()
-    counted = {1: whole}
+    full_batch = count()
+    counted = {1: full_batch}
     for degree in sorted(set(degrees) - {1}):
-        if 1 <= degree <= whole.batch:
+        if 1 <= degree <= full_batch.batch:
             try:
-                counted[degree] = count(batch=-(-whole.batch // degree), rows=whole.batch)
+                counted[degree] = count(batch=-(-full_batch.batch // degree), rows=full_batch.batch)
             except UnsupportedModelError as error:
                 _log.warning("degree %d is omitted: %s", degree, error)
     return counted

@@ -73,10 +73,10 @@ class CudaFunctions(TorchFunctionMode):
 def _without_checks(func: FunctionType) -> FunctionType:
     """Returns a copy of one of torch's Python functions that does not dispatch to modes."""
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    unchecked = func.__globals__ | dict.fromkeys(names, lambda *_: False)
-    copied = FunctionType(func.__code__, unchecked, func.__name__, func.__defaults__, func.__closure__)
-    copied.__kwdefaults__ = func.__kwdefaults__
-    return copied
+    namespace = func.__globals__ | dict.fromkeys(names, lambda *_: False)
+    function = FunctionType(func.__code__, namespace, func.__name__, func.__defaults__, func.__closure__)
+    function.__kwdefaults__ = func.__kwdefaults__
+    return function
 
 
 def fused_attention(

@@ -185,8 +185,8 @@ class _Layer(torch.autograd.Function):
         results = tuple(kind.new() for kind in kinds)
         ctx.mark_non_differentiable(*(r for r, kind in zip(results, kinds, strict=True) if not kind.requires_grad))
         saved_results = (r for r, is_saved in zip(results, counted.saved_results, strict=True) if is_saved)
-        held = torch.empty(counted.held_bytes, dtype=torch.uint8)
-        ctx.save_for_backward(held, *(inputs[at] for at in counted.saved_inputs), *saved_results)
+        saved_bytes = torch.empty(counted.held_bytes, dtype=torch.uint8)
+        ctx.save_for_backward(saved_bytes, *(inputs[at] for at in counted.saved_inputs), *saved_results)
         return results
 
     @staticmethod

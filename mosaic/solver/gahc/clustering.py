@@ -76,10 +76,10 @@ def reachable(stages: Sequence[int], feeds: Sequence[tuple[int, int]]) -> list[i
 def sort_stages(stages: Sequence[int], feeds: Sequence[tuple[int, int]]) -> list[int]:
     """Sorts stages (bitmasks of modules) topologically; ties go to the earliest module."""
     ordered: list[int] = []
-    left = sorted(stages, key=lambda stage: stage & -stage)
-    while left:
-        remaining = sum(left)
-        ready = next(s for s in left if not any(t & s and source & remaining & ~s for source, t in feeds))
+    unsorted = sorted(stages, key=lambda stage: stage & -stage)
+    while unsorted:
+        remaining = sum(unsorted)
+        ready = next(s for s in unsorted if not any(t & s and source & remaining & ~s for source, t in feeds))
         ordered.append(ready)
-        left.remove(ready)
+        unsorted.remove(ready)
     return ordered

@@ -69,11 +69,11 @@ def find_placement(
             model.add(sum(on[name, option, device] for device in devices) == option.degree * select)
     loads = []
     for device in devices:  # slots (paper Eq. 5) and memory
-        here = [(option, variable) for (_, option, at), variable in on.items() if at == device]
-        loads.append(sum(option.quota * variable for option, variable in here))
+        on_device = [(option, variable) for (_, option, at), variable in on.items() if at == device]
+        loads.append(sum(option.quota * variable for option, variable in on_device))
         model.add(loads[-1] <= machine.num_slots)
         if machine.memory_bytes:
-            model.add(sum(option.memory_bytes * variable for option, variable in here) <= machine.memory_bytes)
+            model.add(sum(option.memory_bytes * variable for option, variable in on_device) <= machine.memory_bytes)
     for heavier, lighter in itertools.pairwise(loads):
         model.add(heavier >= lighter)
     if extras is not None:

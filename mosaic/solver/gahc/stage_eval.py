@@ -109,15 +109,15 @@ class StageEvaluator:
     def _probe(self, names: Sequence[str], target_ns: int) -> StageResult | None:
         if not self.can_meet(names, target_ns):
             return None
-        left = self.countdown.left
-        if left <= 0:
+        effort = self.countdown.left
+        if effort <= 0:
             return None
         extras = self._extras
         candidates = {
             name: extras.candidates(name, target_ns, names) if extras else least_options(self.options[name], target_ns)
             for name in names
         }
-        answer = find_placement(candidates, self._machine, target_ns, extras=extras, effort=min(MAX_EFFORT, left))
+        answer = find_placement(candidates, self._machine, target_ns, extras=extras, effort=min(MAX_EFFORT, effort))
         self.countdown.spend(answer.effort)
         self.num_unresolved += not answer.is_resolved and self.countdown.left > 0
         return None if answer.choices is None else self._result({name: answer.choices[name] for name in names})

@@ -80,20 +80,20 @@ def _waves(stages: Sequence[StageResult], widths: Mapping[str, Widths]) -> Waves
 
 def _with_idle(wave: Wave, widths: Mapping[str, Widths], num_devices: int) -> Wave:
     """Assigns idle devices to the slowest module that gains from them and is not slower in any phase."""
-    chosen = {job.part.module: job.option for job in wave}
+    option_of = {job.part.module: job.option for job in wave}
     while True:
-        idle = num_devices - sum(option.degree for option in chosen.values())
-        for name, now in sorted(chosen.items(), key=lambda item: -item[1].latency_ns):
+        idle = num_devices - sum(option.degree for option in option_of.values())
+        for name, current in sorted(option_of.items(), key=lambda item: -item[1].latency_ns):
             better = [
                 option
                 for option in widths[name]
-                if now.degree < option.degree <= now.degree + idle
-                and option.latency_ns < now.latency_ns
-                and option.forward_ns <= now.forward_ns
-                and option.backward_ns <= now.backward_ns
+                if current.degree < option.degree <= current.degree + idle
+                and option.latency_ns < current.latency_ns
+                and option.forward_ns <= current.forward_ns
+                and option.backward_ns <= current.backward_ns
             ]
             if better:
-                chosen[name] = better[0]
+                option_of[name] = better[0]
                 break
         else:
-            return tuple(whole_job(name, option) for name, option in chosen.items())
+            return tuple(whole_job(name, option) for name, option in option_of.items())

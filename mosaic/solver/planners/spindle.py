@@ -194,18 +194,18 @@ def _length(piece: Slice, metaops: Sequence[MetaOp]) -> float:
 
 def _propose(remaining: Sequence[Slice], metaops: Sequence[MetaOp], num_devices: int) -> list[Slice]:
     """Takes slices that fit: most devices first, then the longest."""
-    chosen: list[Slice] = []
+    wave: list[Slice] = []
     free = num_devices
     for piece in sorted(remaining, key=lambda each: (-each.degree, -_length(each, metaops), each.metaop)):
-        if piece.degree <= free and all(other.metaop != piece.metaop for other in chosen):
-            chosen.append(piece)
+        if piece.degree <= free and all(other.metaop != piece.metaop for other in wave):
+            wave.append(piece)
             free -= piece.degree
-    return chosen
+    return wave
 
 
-def _extend(chosen: Sequence[Slice], metaops: Sequence[MetaOp], num_devices: int) -> list[Slice]:
+def _extend(slices: Sequence[Slice], metaops: Sequence[MetaOp], num_devices: int) -> list[Slice]:
     """Raises one slice at a time to its next degree, the longest with room first."""
-    wave = list(chosen)
+    wave = list(slices)
     while True:
         free = num_devices - sum(piece.degree for piece in wave)
         for place in sorted(range(len(wave)), key=lambda index: -_length(wave[index], metaops)):

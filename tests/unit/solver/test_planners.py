@@ -113,7 +113,7 @@ def test_spindle_slices_the_papers_example_over_three_waves() -> None:
 def test_a_plan_with_slices_is_not_run_and_says_which_modules() -> None:
     profile = profile_of({"a": seven_three, "b": seven_three}, num_slots=1, degrees=(1, 2))
     sliced = plan_of(profile, "spindle", num_devices=3, layers=12)
-    with pytest.raises(InvalidPlanError, match="the plan cuts a, b into parts; place their layers as modules"):
+    with pytest.raises(InvalidPlanError, match="the plan cuts a, b into parts; place layers as modules"):
         sliced.check_matches(graph=profile.graph, device=profile.device)
     whole = plan_of(profile, "spindle", num_devices=3, layers=1)
     whole.check_matches(graph=profile.graph, device=profile.device)
