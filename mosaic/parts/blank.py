@@ -6,7 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from mosaic.cost.counting.operators import kind_of
 from mosaic.cost.counts import OperatorKind
 from mosaic.errors import UnsplittableError, said_by
-from mosaic.find.random_numbers import forked, python_state
+from mosaic.find.random_numbers import forked, python_state, random_state, torch_state
 from mosaic.find.restore import Objects
 from mosaic.find.structure import tensors_in
 from mosaic.parts.split import copied
@@ -83,6 +83,13 @@ class ModuleCall:
         """Returns the leaves and the tree of its arguments, without caches, which a run would fill."""
         leaves, tree = pytree.tree_flatten((self.args, dict(self.kwargs)), is_leaf=is_cache)
         return list(map(without_cache, leaves)), tree
+
+    def refill(self, place: int, result: Any) -> Any:
+        """Puts a result into the argument that the module writes into and returns."""
+        argument = (*self.args, *self.kwargs.values())[place]
+        argument.clear()
+        argument.update(result) if isinstance(argument, dict) else argument.extend(result)
+        return argument
 
     def writable(self) -> list[tuple[Any, Objects]]:
         """Notes dicts, lists and objects among its arguments; transformers' caches have a place for each layer."""
@@ -167,6 +174,8 @@ class BlankResult:
 
     leaves: tuple[Any, ...]
     tree: Any
+    refills: int | None
+    """Number of the argument that it writes into and returns."""
     draws: Sequence[tuple[Any, list[Any], Any]]
     """Random operators; see ``DrawsSeen``."""
     draws_in_python: bool
@@ -251,13 +260,22 @@ class BlankResults:
 
     def _run(self, call: ModuleCall) -> BlankResult:
         """Runs a module without data; if it reads values, with data, and zeros for weights on the meta device."""
-        before, arguments = python_state(), call.flat()[0]
+        before, arguments = random_state(self._device), call.flat()[0]
         if id(call.module) not in self.by_values:
             try:
                 with _quiet_fake_tensors():
-                    return _recorded(call, list(map(self._empty, arguments)), self._empty)
+                    result = _recorded(call, list(map(self._empty, arguments)), self._empty)
+            except UnsplittableError:
+                raise
             except Exception:  # of any kind: it reads values, or an operator fails without data
                 self.by_values.add(id(call.module))
+            else:
+                if not torch_state(self._device).is_same(replace(before, python=None, numpy=None)):
+                    raise UnsplittableError(
+                        f"{type(call.module).__name__} seeds torch's generator, and ranks without it cannot repeat "
+                        "what is drawn behind it: draw in the loop, and pass the numbers as arguments"
+                    )
+                return result
         with forked(self._device, python=False):
             try:
                 before.restore()
@@ -291,14 +309,19 @@ def _recorded(call: ModuleCall, arguments: list[Any], weight: Callable[..., torc
     buffers = {f"inner.{name}": weight(each, is_buffer=True) for name, each in call.module.named_buffers()}
     before, versions = python_state(), _versions([*arguments, *buffers.values()])
     args = pytree.tree_unflatten(arguments, call.flat()[1])
+    own = ModuleCall(call.module, call.forward, *args)
+    noted = own.writable()
     with torch.no_grad(), DrawsSeen() as seen, _inner_hooks_off(call.module):
         result = functional_call(_Bare(call.module, call.forward), weights | buffers, *args)
+    with _disable_current_modes():
+        refills = own.refilled(noted, result, caller=f"{type(call.module).__name__}, run without its weights")
     draws_in_python = not before.is_same(python_state())
     leaves, tree = pytree.tree_flatten(result)
     memory = {_memory(each): at for at, each in enumerate(arguments) if isinstance(each, torch.Tensor)}
     return BlankResult(
         leaves=tuple(map(_without_data, leaves)),
         tree=tree,
+        refills=refills,
         draws=seen.draws,
         draws_in_python=draws_in_python,
         has_effects=draws_in_python or versions != _versions([*arguments, *buffers.values()]),

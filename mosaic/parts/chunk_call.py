@@ -61,7 +61,8 @@ class ChunkCall:
     """Values made so far, to send."""
     in_site: bool = False
     """A site runs, or a stand-in for it: modules inside of it that are sites, too, run as they are."""
-    _calls: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
+    """Calls of each site's module so far."""
     _versions: dict[Value, int] = field(default_factory=dict)
     _paused: RandomState | None = None
 
@@ -91,8 +92,8 @@ class ChunkCall:
         return result
 
     def _site(self, patch: ForwardPatch) -> int:
-        call = self._calls[patch.path]
-        self._calls[patch.path] += 1
+        call = self.calls[patch.path]
+        self.calls[patch.path] += 1
         if call < len(patch.sites):
             return self._expected(patch.sites[call])
         if not patch.sites:
@@ -139,12 +140,7 @@ class ChunkCall:
                     leaves[number] = hidden.copy_(received)
                 self.resume_random_numbers()
         result = pytree.tree_unflatten(leaves, tree)
-        if site.refills is not None:
-            argument = (*args, *kwargs.values())[site.refills]
-            argument.clear()
-            argument.update(result) if isinstance(argument, dict) else argument.extend(result)
-            result = argument
-        return result, leaves
+        return result if site.refills is None else call.refill(site.refills, result), leaves
 
     def pause_random_numbers(self) -> None:
         """Saves the generators before random numbers of other chunks."""

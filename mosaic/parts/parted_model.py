@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from mosaic.errors import UnsplittableError
-from mosaic.find.random_numbers import forked
+from mosaic.find.random_numbers import forked, random_state
 from mosaic.find.restore import restored_objects
 from mosaic.graph import Part
 from mosaic.parts.blank import BlankResults, replaced_forwards
@@ -80,6 +83,8 @@ def _present(
     }
 
 
+NUM_SEEDS = 64
+"""Seeds with which calls between random numbers are compared."""
 MAX_KINDS = 64
 """Most kinds of microbatches that a chunk checks; with more, text is data rather than a switch."""
 
@@ -258,6 +263,28 @@ class PartedModel:
         call.draws = "all"
         with torch.no_grad():
             self._call(call, kwargs)
+
+    def check_calls(self, kwargs: Mapping[str, Any]) -> None:
+        """Raises UnsplittableError if random numbers between modules decide whether one runs that others need."""
+        first: Counter[str] = Counter()
+        for seed in range(NUM_SEEDS):
+            call = self._new_call(ChunkPlan(present=self.split.present(kwargs)), own=(), received={})
+            call.draws = "none"
+            with torch.no_grad(), forked(self.device):
+                for set_seed in (torch.manual_seed, random.seed, np.random.seed):
+                    set_seed(seed)
+                before = random_state(self.device)
+                self._call(call, kwargs)
+                draws = not before.is_same(random_state(self.device))
+            first = first or call.calls
+            for path in (self.split.sites[index].path for index in sorted(self.split.sent_sites)):
+                if call.calls[path] != first[path]:
+                    raise UnsplittableError(
+                        f"{path} is skipped at random, which no schedule knows: call it each time, and let it draw "
+                        "itself whether it changes anything"
+                    )
+            if not draws:
+                return
 
     def kind_of(self, kwargs: Mapping[str, Any]) -> Hashable:
         return kind_of(kwargs, self.split.read_inputs)

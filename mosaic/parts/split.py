@@ -127,6 +127,12 @@ class ModelSplit:
         """Sites of whose results others need more than the first tensor."""
         return frozenset(value.site for value in self._consumers if value.leaf)
 
+    @cached_property
+    def sent_sites(self) -> frozenset[int]:
+        """Sites of whose results other layers need some."""
+        owners = [{(site.module, site.layer)} for site in self.sites]
+        return frozenset(value.site for value, users in self._consumers.items() if owners[value.site] != {*users})
+
     def carried(self, module: str, layer: int) -> tuple[Value, ...]:
         """Returns the values that a part beginning at this layer, above 0, needs from the part before it.
 

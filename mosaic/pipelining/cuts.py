@@ -14,10 +14,10 @@ Mixed, all modules' layers are one chain, cut without regard to modules. With tw
     layers    vvv  vvv  vt   ttt  ttt  ttt  ttt  ttt
     rank      0    1    2    3    0    1    2    3
 
-Parallel, modules are on ranks of their own (Cornstarch, section 4.1); or encoders share ranks as lanes, our own::
+Parallel, modules are on ranks of their own (Cornstarch, section 4.1)::
 
-    rank      0    1    2    3    4         rank      0     1    2    3    4
-    parallel  v    v    a    t    t         lanes     v a   t    t    t    t
+    rank      0    1    2    3    4
+    parallel  v    v    a    t    t
 
 Colocated (paper, section 3.5), the backbone is on all ranks and other modules are on lanes beside it, together or on a
 lane each. While the backbone runs a microbatch, encoders run the next ones on the remaining SMs, and in its bubbles::
@@ -215,52 +215,6 @@ def on_own_ranks(request: Request, fixed: Mapping[str, int] = MappingProxyType({
     return Partition(num_ranks=request.num_ranks, chunks=chunks)
 
 
-def on_lanes(request: Request) -> Partition:
-    """Puts the backbone on its own ranks, and all encoders side by side on lanes of the ranks before.
-
-    Each encoder is cut into as many chunks as such ranks, or as it has layers; its lane's share is its part of the
-    encoders' time. The number of ranks follows Algorithm 1, with encoders slowed by their shares.
-
-    Raises:
-        ValueError: The request has one rank, encoders feed each other, or outnumber the lanes of a rank.
-    """
-    times = layer_times(request)
-    backbone = backbone_of(request.model)
-    encoders = [name for name in times if name != backbone]
-    for feed in request.model.feeds:
-        if feed.target != backbone or feed.source not in encoders:
-            raise ValueError(
-                f"{feed.source!r} feeds {feed.target!r}; on the same ranks stand modules that feed {backbone!r} and "
-                "nothing else: use another partition"
-            )
-    if not 1 <= len(encoders) <= MAX_LANES:
-        raise ValueError(
-            f"{len(encoders)} modules beside the backbone {backbone!r}; lanes are for 1 to {MAX_LANES}: use another "
-            "partition"
-        )
-    _check_ranks(request, 2)
-    whole = {name: math.fsum(times[name]) for name in encoders}
-    total = math.fsum(whole.values())
-    shares = {name: whole[name] / total if total and whole[name] else 1 / len(encoders) for name in encoders}
-    scale = max(1.0, math.fsum(shares.values()))
-    shares = {name: share / scale for name, share in shares.items()}
-    trials = []
-    for count in range(1, min(request.num_ranks - 1, len(times[backbone])) + 1):
-        front = min(request.num_ranks - count, max(len(times[name]) for name in encoders))
-        cuts = {name: _cut(times[name], min(front, len(times[name]))) for name in encoders}
-        cuts[backbone] = _cut(times[backbone], count)
-        slowed = {name: tuple(time / shares.get(name, 1.0) for time in cut.chunk_ms) for name, cut in cuts.items()}
-        trials.append((step_ms(request, slowed), count, front, cuts))
-    _, _, front, best = min(trials, key=lambda trial: trial[:2])
-    chunks = []
-    for name in times:
-        ends = best[name].ends
-        rank, lane = (front, 0) if name == backbone else (front - len(ends), encoders.index(name))
-        for at, part in enumerate(parts_of(name, ends), rank):
-            chunks.append(Chunk(parts=(part,), rank=at, lane=lane, share=shares.get(name, 1.0)))
-    return Partition(num_ranks=request.num_ranks, chunks=tuple(chunks))
-
-
 def step_ms(request: Request, chunk_ms: Mapping[str, Sequence[float]]) -> float:
     """Estimates a step: the longest path through all chunks, and the longest chunk for each further microbatch.
 
@@ -355,7 +309,6 @@ PARTITION_METHODS: Mapping[str, tuple[str, Callable[[Request], Partition]]] = Ma
         "mixed-time": ("one chain of all layers, balanced by time", by_time),
         "mixed-v": ("one chain down all ranks and back up, balanced by time", in_a_v),
         "parallel": ("each module on ranks of its own (Cornstarch's Algorithm 1)", on_own_ranks),
-        "lanes": ("encoders side by side on shares of the same ranks, the backbone on others", on_lanes),
         "colocated": ("the backbone over all ranks, all other modules beside it on shares of them", beside_backbone),
     }
 )

@@ -43,11 +43,9 @@ class ContextSharing:
     """Mask of causal modules, from a number of tokens and a seed; None: causal."""
     method: str = "lpt"
     """Load balancer, one of ``mosaic.context``'s."""
-    exchange: Literal["gather", "needed"] = "needed"
-    """Keys and values that each rank reads, as ``mosaic.context`` has it, or all (``gather``), as in Llama 3."""
-    items: Literal["share", "repeat", "split"] = "share"
+    items: Literal["share", "split"] = "share"
     """Images and other items of encoders: each rank has whole ones of its own if they are at least as many as ranks, as
-    in ``mosaic.pipeline``; all are on every rank; or each is split."""
+    in ``mosaic.pipeline``; or each is split."""
     block: int = 128
     seed: int = 0
     """Seed of the first mask."""
@@ -71,8 +69,8 @@ class SequenceShare:
     """Pairs of queries and keys, visible or in tiles with a visible one: the load of its attention."""
     fetched_tokens: int
     """Tokens whose keys and values are in memory, including its own."""
-    sent_tokens: tuple[tuple[int, ...], ...] = ()
-    """Tokens from each rank (row) to each rank (column); empty: all to all."""
+    sent_tokens: tuple[tuple[int, ...], ...]
+    """Tokens from each rank (row) to each rank (column)."""
 
 
 @functools.lru_cache(maxsize=MAX_SHARES)
@@ -95,19 +93,16 @@ def share_sequences(
     block = sharing.block
     plan = plan_context(masks, ranks, block=block, method=sharing.method, seed=sharing.seed)
     places = plan.local_tokens if ranks > 1 else plan.mask.num_tokens
-    needed = plan.needed() if sharing.exchange == "needed" and ranks > 1 else None
-    sent: tuple[tuple[int, ...], ...] = ()
-    if needed is not None:
-        owned = plan.distribution.rank_of[None, :] == np.arange(ranks)[:, None]
-        blocks = owned.astype(np.int64) @ needed.T.astype(np.int64)
-        np.fill_diagonal(blocks, 0)
-        sent = tuple(map(tuple, (blocks * block).tolist()))
+    needed = plan.needed()
+    owned = plan.distribution.rank_of[None, :] == np.arange(ranks)[:, None]
+    blocks = owned.astype(np.int64) @ needed.T.astype(np.int64)
+    np.fill_diagonal(blocks, 0)
     return SequenceShare(
         ranks=ranks,
         local_tokens=places,
         pairs=int(plan.loads.max()),
-        fetched_tokens=ranks * places if needed is None else int(needed.sum(axis=1).max()) * block,
-        sent_tokens=sent,
+        fetched_tokens=int(needed.sum(axis=1).max()) * block,
+        sent_tokens=tuple(map(tuple, (blocks * block).tolist())),
     )
 
 
@@ -142,7 +137,7 @@ def rank_share(
     """
     ranks, total = degrees.context, sequences * tokens
     if has_items and sharing.items != "split":
-        own = -(-sequences // ranks) if sharing.items == "share" and sequences >= ranks else sequences
+        own = -(-sequences // ranks) if sequences >= ranks else sequences
         return RankShare(rows=own / sequences, attention=own / sequences, num_tokens=total)
     if ranks == 1 and not (is_causal and sharing.mask):
         return RankShare(num_tokens=total)
@@ -276,8 +271,6 @@ def _fetched_ns(forward: PhaseCounts, share: RankShare, machine: RankHardware) -
         return None
     if not (key_bytes := _key_bytes(forward, share, machine.degrees.tensor)):
         return None
-    if not sequence.sent_tokens:
-        return machine.gather_ns(key_bytes, "context"), machine.gather_ns(2 * key_bytes, "context")
 
     def exchange_ns(rows: tuple[tuple[int, ...], ...], token_bytes: float) -> int:
         return machine.exchange_ns(tuple(tuple(round(token_bytes * count) for count in row) for row in rows))

@@ -454,7 +454,8 @@ class _Dataflow(Tracer[Labels]):
             foreseen = blank.of(module_call)
             leaves, tree = blank.zeros(module_call)
         call.site = replace(call.site, has_effects=foreseen.has_effects, may_select=foreseen.may_select)
-        return pytree.tree_unflatten(leaves, tree)
+        result = pytree.tree_unflatten(leaves, tree)
+        return result if foreseen.refills is None else module_call.refill(foreseen.refills, result)
 
     def _note_result(self, call: _Call, result: Any, hidden: torch.Tensor | None) -> None:
         leaves, tree = pytree.tree_flatten(result)

@@ -86,4 +86,6 @@ class DrawnNumbers:
                 before = random_state(self._model.device)
                 self._model.skip_random_numbers(kwargs)
                 self._draws[key] = not before.is_same(random_state(self._model.device))
+            if self._draws[key]:
+                self._model.check_calls(kwargs)
         return self._draws[key]

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from mosaic.artifact import fingerprint
 from mosaic.errors import InvalidScheduleError, RankFailedError, UnsplittableError
+from mosaic.find.random_numbers import Generator, generator_state
 from mosaic.find.restore import same
 from mosaic.find.structure import version_of
 from mosaic.parts.parted_model import PartedModel
@@ -27,14 +28,17 @@ from mosaic.ranks.pipeline.setup import PipelineSetup
 
 
 class WatchedState:
-    """Numbers and buffers of modules that the sample's forward did not write to: larger batches may."""
+    """Numbers, generators and buffers of modules that the sample's forward did not write to: larger batches may."""
 
     def __init__(self, model: nn.Module, split: ModelSplit) -> None:
         writers = tuple(f"{site.path}." for site in split.sites if site.path and site.has_effects)
         tables = [(path, vars(each)) for path, each in model.named_modules() if not f"{path}.".startswith(writers)]
         self._buffers = [(path, table["_buffers"]) for path, table in tables]
-        self._numbers = [
-            (path, table, key) for path, table in tables for key in table if type(table[key]) in (int, float)
+        self._values = [
+            (path, table, key)
+            for path, table in tables
+            for key, value in table.items()
+            if type(value) in (int, float) or isinstance(value, Generator)
         ]
         self.begin()
 
@@ -52,7 +56,11 @@ class WatchedState:
 
     def _now(self) -> dict[tuple[str, str], Any]:
         now = {(p, name): (t, b, b if b is None else version_of(b)) for p, t in self._buffers for name, b in t.items()}
-        return now | {(path, name): (table, table.get(name), 0) for path, table, name in self._numbers}
+        for path, table, name in self._values:
+            value = table.get(name)
+            state = generator_state(value) if isinstance(value, Generator) else 0
+            now[path, name] = (table, value, state.tolist() if isinstance(state, Tensor) else str(state))
+        return now
 
 
 class PipelineRunner:

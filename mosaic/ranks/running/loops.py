@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from os.path import commonprefix
 from typing import Any, NoReturn
 
 import torch
@@ -49,16 +50,20 @@ _OWN_REDUCTION = {
 }
 """Options of DistributedDataParallel that say what it wraps and how it reduces; others change what is computed."""
 
+_Paths = dict[int, list[str]]
+"""The names of a model's parameters by id, each as its parts."""
+
 
 class _Patches:
     """Torch's functions while there are colocated models."""
 
     def __init__(self) -> None:
-        self._handles: weakref.WeakSet[Any] = weakref.WeakSet()  # each a ``RankHandle`` or ``Pipeline``
+        self._handles: weakref.WeakKeyDictionary[Any, _Paths] = weakref.WeakKeyDictionary()
+        """Each ``RankHandle`` and ``Pipeline``, with its parameters."""
         self._undo: list[Callable[[], None]] = []
 
     def enter(self, handle: Any) -> None:
-        self._handles.add(handle)
+        self._handles[handle] = {id(p): name.split(".") for name, p in handle._model.named_parameters()}
         if self._undo:
             return
         # The functions that torch.nn.utils.clip_grad's decorator _no_grad calls are in its closure.
@@ -73,7 +78,7 @@ class _Patches:
 
     def leave(self, handle: Any) -> None:
         """Undoes ``enter``; does nothing where that has not been done."""
-        self._handles.discard(handle)
+        self._handles.pop(handle, None)
         if not self._handles:
             for undo in reversed(self._undo):
                 undo()
@@ -116,7 +121,8 @@ class _Patches:
         handle = self._handle_of(own) if own else self._only_handle()
         if handle is None:
             return plain(own, max_norm, norm_type, error_if_nonfinite, foreach)
-        norm = _norm_over_ranks(handle, own, float(norm_type), is_alone=isinstance(parameters, torch.Tensor))
+        _check_same_part(handle, self._handles[handle], own)
+        norm = _norm_over_ranks(handle, own, float(norm_type))
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(
                 f"The total norm of order {norm_type} for gradients of all ranks is non-finite, so it cannot be clipped"
@@ -224,26 +230,33 @@ def _all_reduce(handle: Any, tensor: torch.Tensor, op: Any) -> None:
         dist.all_reduce(tensor, op=op, group=handle.world.carrier_of(tensor))
 
 
-def _norm_over_ranks(
-    handle: Any, parameters: Sequence[torch.Tensor], order: float, *, is_alone: bool = False
-) -> torch.Tensor:
-    """Returns the norm of all ranks' gradients, each counted once; of other parameters, this rank's.
+def _check_same_part(handle: Any, paths: _Paths, parameters: Sequence[torch.Tensor]) -> None:
+    """Raises ModuleContractError, on all ranks, if some clip one part of the model and others another one.
 
-    Raises ModuleContractError, on all ranks, where they have one parameter each (``is_alone``), and not the same.
+    A part is the innermost module with the parameters of a call. Those of ranks that pass all of their gradients may
+    differ: one call, for the parameters that have a gradient.
     """
+    ids = {id(parameter) for parameter in parameters}
+    shared = commonprefix([path for key, path in paths.items() if key in ids]) or []  # noqa: RUF071  # of words
+    part = [at for at, path in enumerate(paths.values()) if path[: len(shared)] == shared]
+    others = any(p.grad is not None for p in handle._model.parameters() if id(p) not in ids)
+    parts = torch.zeros(handle.world.size, 3, dtype=torch.int64)
+    parts[handle.world.rank] = torch.tensor([part[0], part[-1], others])
+    _all_reduce(handle, parts, dist.ReduceOp.SUM)
+    first, last, with_others = parts.unbind(1)
+    if with_others.any() and first.max() > last.min():
+        raise ModuleContractError(
+            f"clip_grad_norm_ was called for {'.'.join(shared)} here and for another part on other ranks; call it on "
+            "all ranks for the same parameters, also for those that have no gradient there"
+        )
+
+
+def _norm_over_ranks(handle: Any, parameters: Sequence[torch.Tensor], order: float) -> torch.Tensor:
+    """Returns the norm of all ranks' gradients, each counted once; of other parameters, this rank's."""
     counted, device = handle._counted_here, handle.world.device
     own = _powers((p for p in parameters if counted.get(id(p), False)), order, device)
     others = _powers((p for p in parameters if id(p) not in counted), order, device)
     is_largest = order == math.inf
-    if is_alone:
-        place = [*counted].index(id(parameters[0]))
-        places = torch.tensor([place, -place], device=device)
-        _all_reduce(handle, places, dist.ReduceOp.MAX)
-        if places.sum():
-            raise ModuleContractError(
-                "clip_grad_norm_ was called for one parameter here and for another one on other ranks; call it on all "
-                "ranks for the same parameters, also for those that have no gradient there"
-            )
     _all_reduce(handle, own, dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM)
     total = torch.maximum(own, others) if is_largest else (own + others) ** (1 / order)
     return total if any(p.dtype == torch.float64 for p in parameters) else total.float()

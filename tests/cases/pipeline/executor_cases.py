@@ -22,7 +22,7 @@ from mosaic.pipelining.tasks import ActionKind, Orders, TaskGraph
 from mosaic.ranks.pipeline.executor import Edge, LaunchMode, OnThreads, RankTask
 from mosaic.ranks.pipeline.transport import Tensors, TensorSpec, Transport
 
-METHODS = ("separated", "mixed-time", "mixed-v", "parallel", "lanes", "colocated")
+METHODS = ("separated", "mixed-time", "mixed-v", "parallel", "colocated")
 PRIME = 2**31 - 1
 
 

@@ -262,6 +262,11 @@ def test_a_model_that_cannot_be_cut_is_refused(name: str):
         find_split(model, {next(iter(inspect.signature(model.forward).parameters)): X})
 
 
+def test_writes_into_arguments_are_refused_without_weights_too():
+    with pytest.raises(UnsplittableError, match="Layer, run without its weights, writes into a list among its argum"):
+        find_split(Passing(list, lambda shared, x: shared.append(x)).to("meta"), {"x": X})
+
+
 class Routed(nn.Module):
     """A block whose share of the sum a router of its own gives."""
 

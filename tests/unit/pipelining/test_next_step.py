@@ -30,30 +30,23 @@ PATIENCE_S = 60.0
 """On a busy machine; nothing waits so long."""
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[NextStepPlanner]:
-    with closing(NextStepPlanner(plan)) as planner:
-        yield planner
-
-
 class Steps:
-    number = 0
-
     def __init__(self, planner: NextStepPlanner) -> None:
-        self.planner = planner
+        self.planner, self.number = planner, 0
 
     def start(self, step_s: float | None = None, **metadata: Any) -> None:
-        Steps.number += 1
-        self.planner.start(Steps.number, metadata, step_s=step_s)
+        self.number += 1
+        self.planner.start(self.number, metadata, step_s=step_s)
 
     def take(self, wait_s: float = PATIENCE_S) -> tuple[Any, str]:
-        return self.planner.take(Steps.number, wait_s=wait_s)
+        return self.planner.take(self.number, wait_s=wait_s)
 
 
-@pytest.fixture
-def steps(shared: NextStepPlanner) -> Steps:
+@pytest.fixture(scope="module")
+def steps() -> Iterator[Steps]:
     """Steps of one planner for many tests: the numbers go on."""
-    return Steps(shared)
+    with closing(NextStepPlanner(plan)) as planner:
+        yield Steps(planner)
 
 
 def test_a_search_ends_with_the_steps_time_when_it_is_taken_and_when_another_step_starts(steps: Steps) -> None:

@@ -9,7 +9,6 @@ import pytest
 from bench.papers.data_sets import Microbatch
 from bench.papers.pipeline_layers import Intake, LayerStack, TransformerShape
 from mosaic.hardware import find_cluster
-from mosaic.pipelining.layers import Layer
 from mosaic.pipelining.rank_hardware import Degrees, RankHardware
 from mosaic.pipelining.rank_layer import ContextSharing, SequenceShare, share_sequences
 
@@ -27,10 +26,6 @@ def module(shape: TransformerShape = CAUSAL, *, context: int = 1, unit: Any = "t
     )
 
 
-def layers(tokens: int, **options: Any) -> tuple[Layer, ...]:
-    return module(**options).layers(Microbatch(text_tokens=tokens), 1)
-
-
 def shared(tokens: int, ranks: int, *, sequences: int = 1, is_causal: bool = True, **sharing: Any) -> SequenceShare:
     return share_sequences(
         ContextSharing(**sharing), sequences=sequences, tokens=tokens, ranks=ranks, is_causal=is_causal
@@ -39,18 +34,13 @@ def shared(tokens: int, ranks: int, *, sequences: int = 1, is_causal: bool = Tru
 
 def test_small_shares_are_those_worked_out_by_hand() -> None:
     tile = 128 * 128
-    assert shared(512, 2, exchange="gather") == SequenceShare(  # rows of 1, 2, 3 and 4 tiles: 1 + 4 and 2 + 3
-        ranks=2, local_tokens=256, pairs=5 * tile, fetched_tokens=512
-    )
-    ring = shared(512, 2, method="ring")
-    assert ring.pairs == 7 * tile
+    assert shared(512, 2).pairs == 5 * tile  # rows of 1, 2, 3 and 4 tiles: 1 + 4 and 2 + 3
+    ring = shared(512, 2, method="ring")  # the first rank reads nothing of the second
+    assert (ring.pairs, ring.fetched_tokens, ring.sent_tokens) == (7 * tile, 512, ((0, 256), (0, 0)))
     assert shared(500, 2, is_causal=False).pairs == 8 * tile
     assert shared(640, 2).local_tokens == 3 * 128  # five blocks: one place of each but the last is empty
-    apart = shared(256, 2, sequences=2, exchange="needed")  # a packed sequence each
+    apart = shared(256, 2, sequences=2)  # a packed sequence each
     assert (apart.pairs, apart.fetched_tokens) == (3 * tile, 256)
-    row = shared(512, 2, method="ring", exchange="needed")  # the first rank reads nothing of the second
-    assert row.sent_tokens == ((0, 256), (0, 0))
-    assert row.fetched_tokens == 512
 
 
 @pytest.mark.parametrize("unit", ["text", "image"])
@@ -58,7 +48,7 @@ def test_one_context_rank_is_as_none_bit_for_bit(unit: str) -> None:
     microbatch = Microbatch(text_tokens=1000, images=3)
     plain = module(unit=unit)
     units = plain.units(microbatch)
-    for items in ("repeat", "share", "split"):
-        same = module(unit=unit, items=items, method="ring", exchange="needed", block=64)
+    for items in ("share", "split"):
+        same = module(unit=unit, items=items, method="ring", block=64)
         assert same.layers(microbatch, units) == plain.layers(microbatch, units)
         assert same.boundary_bytes(microbatch, units) == plain.boundary_bytes(microbatch, units)

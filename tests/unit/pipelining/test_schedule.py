@@ -70,10 +70,11 @@ def test_text_and_files_give_the_schedule_back(tmp_path: Path):
 
 
 @settings(max_examples=40, deadline=None)
-@given(models(min_layers=2), steps(3), st.sampled_from(["separated", "mixed-time", "parallel", "lanes"]), st.data())
+@given(models(min_layers=2), steps(3), st.sampled_from(["separated", "mixed-time", "parallel", "colocated"]), st.data())
 def test_what_is_lowered_from_any_order_that_runs_is_accepted(model, microbatches, name: str, data: st.DataObject):
     try:
-        partition = partition_by(name, Request(model=model, num_ranks=2, microbatches=microbatches))
+        request = Request(model=model, num_ranks=2, microbatches=microbatches, slots_per_rank=4)
+        partition = partition_by(name, request)
     except ValueError:
         return
     link = Link(gb_per_s=0.001) if data.draw(st.booleans()) else None

@@ -127,7 +127,7 @@ def test_tasks_wait_for_earlier_ones_and_the_graph_runs_as_it_stands(model, micr
 @given(
     models(min_layers=2),
     steps(3),
-    st.sampled_from(["separated", "mixed-time", "lanes"]),
+    st.sampled_from(["separated", "mixed-time", "colocated"]),
     st.integers(0, 300),
     st.randoms(),
 )
@@ -138,7 +138,8 @@ def test_tuning_and_the_tasks_of_a_step_count_the_same_times_and_bytes(
         model, modules=tuple(dataclasses.replace(one, workspace=workspace) for one in model.modules)
     )
     try:
-        partition = partition_by(name, Request(model=model, num_ranks=2, microbatches=microbatches))
+        request = Request(model=model, num_ranks=2, microbatches=microbatches, slots_per_rank=4)
+        partition = partition_by(name, request)
     except ValueError:
         return
     keeps = task_graph(model, partition, microbatches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +31,19 @@ class Reseeding(nn.Linear):
         return super().forward(nn.functional.dropout(input * mask, 0.1))
 
 
+class Seeding(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        return super().forward(input)
+
+
+class Dropping(nn.Sequential):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        for layer in self:
+            input = input if torch.rand(()) < 0.05 else layer(input)
+        return input
+
+
 class Packed(nn.Module):
     """Unpacks what a recurrent module has made: on ranks without it, of lengths of zero."""
 
@@ -46,13 +60,18 @@ def test_what_ranks_cannot_repeat_without_the_layers_is_refused():
     model = nn.Sequential(Reseeding(4, 4), Reseeding(4, 4))
     with pytest.raises(UnsplittableError, match=r"such as behind torch\.manual_seed"):
         counted(model, input=torch.randn(2, 4))
+    with pytest.raises(UnsplittableError, match="Seeding seeds torch's generator"):
+        counted(nn.Sequential(Seeding(4, 4), Seeding(4, 4)), input=torch.randn(2, 4))
+    torch.manual_seed(0)  # with which the sample's run drops none
+    with pytest.raises(UnsplittableError, match=r"\d is skipped at random, which no schedule knows"):
+        counted(Dropping(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)), input=torch.randn(2, 4))
     with pytest.raises(UnsplittableError, match="zeros for results of others, the model raises"):
         counted(Packed(), x=torch.randn(5, 2, 3), lengths=torch.tensor([3, 5]))
 
 
 def test_numbers_and_buffers_that_larger_batches_change_are_named_and_put_back():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    model.longest, model[0].calls = 3, 0.5
+    model.longest, model[0].calls, model[0].rng = 3, 0.5, random.Random(3)
     model[0].register_buffer("cache", torch.ones(3))
     model[1].register_buffer("scratch", torch.ones(2))
     sites = [SimpleNamespace(path="0", has_effects=False), SimpleNamespace(path="1", has_effects=True)]
@@ -66,3 +85,6 @@ def test_numbers_and_buffers_that_larger_batches_change_are_named_and_put_back()
     assert (state.changed(), model.longest) == ("longest", 3)
     cache.add_(1)
     assert state.changed() == "0.cache"
+    state.begin()
+    model[0].rng.random()
+    assert state.changed() == "0.rng"
