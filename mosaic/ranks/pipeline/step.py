@@ -55,7 +55,8 @@ class WatchedState:
         return next(iter(names), "")
 
     def _now(self) -> dict[tuple[str, str], Any]:
-        now = {(p, name): (t, b, b if b is None else version_of(b)) for p, t in self._buffers for name, b in t.items()}
+        now: dict[tuple[str, str], Any] = {}
+        now |= {(p, name): (t, b, b if b is None else version_of(b)) for p, t in self._buffers for name, b in t.items()}
         for path, table, name in self._values:
             value = table.get(name)
             state = generator_state(value) if isinstance(value, Generator) else 0
