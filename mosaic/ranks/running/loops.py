@@ -231,11 +231,7 @@ def _all_reduce(handle: Any, tensor: torch.Tensor, op: Any) -> None:
 
 
 def _check_same_part(handle: Any, paths: _Paths, parameters: Sequence[torch.Tensor]) -> None:
-    """Raises ModuleContractError, on all ranks, if some clip one part of the model and others another one.
-
-    A part is the innermost module with the parameters of a call. Those of ranks that pass all of their gradients may
-    differ: one call, for the parameters that have a gradient.
-    """
+    """Raises ModuleContractError, on all ranks, if they clip different modules and some rank not all its gradients."""
     ids = {id(parameter) for parameter in parameters}
     shared = commonprefix([path for key, path in paths.items() if key in ids]) or []  # noqa: RUF071  # of words
     part = [at for at, path in enumerate(paths.values()) if path[: len(shared)] == shared]
