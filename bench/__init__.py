@@ -1,1 +1,1 @@
-"""Studies of speed and accuracy: one question a file, one harness, results under ``bench/results``."""
+"""Studies of speed and accuracy, with results under ``bench/results``."""

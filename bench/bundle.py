@@ -1,4 +1,4 @@
-"""Wheels for a GPU machine without a network: packed where there is one, installed offline by ``python -m bench.gpu``.
+"""Packs wheels for a GPU machine without a network; ``python -m bench.gpu`` installs them offline.
 
 ``python -m bench.bundle [--python 3.12] [NAME ...]`` (``make gpu-bundle``); standard library and pip only.
 """
@@ -15,28 +15,28 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parent.parent
 WHEELS = TOP / "build" / "gpu-wheels"
-"""The wheels that travel with the tree."""
+"""Folder of the wheels."""
 SITE = TOP / "build" / "gpu-site"
 """The folder of the installed bundle, before the machine's packages."""
 WANTED = ("pydantic>=2.9", "tyro>=0.9", "ortools>=9.12", "pybind11>=3.0", "setuptools>=77,<82")
-"""Packages that such a machine lacks or has too old; their dependencies come along. No CUDA build of torch has a newer
-setuptools, which is why its pin in ``constraints.txt`` does not hold here."""
+"""Packages that such a machine may lack, bundled with their dependencies. CUDA builds of torch need an older setuptools
+than the pin in ``constraints.txt``."""
 PRESENT = ("numpy",)
-"""Dependencies that every machine with torch has, too large to carry twice."""
+"""Dependencies that every machine with torch has."""
 MAX_BYTES = 50 << 20
 PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(34, 4, -1)), "manylinux2014_x86_64")
-"""Named one by one, since pip matches each to the letter."""
+"""Listed one by one, because pip matches exact names."""
 
 
 class BundleError(Exception):
-    """The bundle cannot be packed or installed; the message says what to do."""
+    """The bundle cannot be packed or installed; has the remedy."""
 
 
 def pack(python: str, more: Sequence[str] = (), folder: Path = WHEELS) -> list[Path]:
-    """Downloads the wheels for a version of Python into ``folder``, whole or not at all.
+    """Downloads the wheels for a version of Python into ``folder``, atomically.
 
     Raises:
-        BundleError: pip failed, or the wheels are too large together.
+        BundleError: pip failed, or the wheels are too large.
     """
     with tempfile.TemporaryDirectory(prefix="mosaic-wheels-") as aside:
         command = ["download", "--only-binary=:all:", "--implementation", "cp", "--python-version", python]
@@ -55,22 +55,22 @@ def pack(python: str, more: Sequence[str] = (), folder: Path = WHEELS) -> list[P
 
 
 def install(wheels: Path = WHEELS, site: Path = SITE) -> None:
-    """Installs a bundle into a folder of its own, offline.
+    """Installs a bundle offline into a separate folder.
 
     Raises:
-        BundleError: There is none, or pip refused a wheel, such as one for another version of Python.
+        BundleError: The bundle is missing, or pip refused a wheel, for example for another version of Python.
     """
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     remedy = f"where there is a network, pack it for this Python: make gpu-bundle GPU_PYTHON={python}"
     archives = sorted(wheels.glob("*.whl"))
     if not archives:
-        raise BundleError(f"there is no bundle in {wheels}; {remedy}")
+        raise BundleError(f"{wheels} has no bundle; {remedy}")
     shutil.rmtree(site, ignore_errors=True)
     command = ["install", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--target", str(site)]
     try:
         _pip(*command, *map(str, archives))
     except BundleError as error:
-        raise BundleError(f"the bundle does not install here: {error}; {remedy}") from error
+        raise BundleError(f"the bundle cannot be installed: {error}; {remedy}") from error
 
 
 def name_of(wheel: Path) -> str:
@@ -83,14 +83,14 @@ def _pip(command: str, *arguments: str) -> None:
     done = subprocess.run(pip, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
         lines = [line for line in done.stderr.strip().splitlines() if not line.startswith("WARNING")]
-        raise BundleError(f"pip {command} failed: {' '.join(lines[-2:]) or 'it said nothing'}")
+        raise BundleError(f"pip {command} failed: {' '.join(lines[-2:]) or 'no output'}")
 
 
 def main() -> int:
-    """Packs the bundle and says what is in it."""
+    """Packs the bundle and prints its content."""
     parser = argparse.ArgumentParser(prog="python -m bench.bundle", description=__doc__)
     parser.add_argument("--python", default="3.12", help="version of Python on the GPU machine")
-    parser.add_argument("more", nargs="*", metavar="NAME", help="further packages that the machine lacks")
+    parser.add_argument("more", nargs="*", metavar="NAME", help="additional packages")
     asked = parser.parse_args()
     try:
         wheels = pack(asked.python, asked.more)
@@ -99,7 +99,7 @@ def main() -> int:
         return 1
     size = sum(wheel.stat().st_size for wheel in wheels)
     print("\n".join(wheel.name for wheel in wheels))
-    print(f"{len(wheels)} wheels, {size / 2**20:.1f} MiB in {WHEELS.relative_to(TOP)}; bring them with the tree")
+    print(f"{len(wheels)} wheels, {size / 2**20:.1f} MiB in {WHEELS.relative_to(TOP)}; copy them with the tree")
     return 0
 
 

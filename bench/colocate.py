@@ -21,12 +21,12 @@ from mosaic.engine import find_modules
 from mosaic.plan import plan_from_quotas
 
 CALLS = 10_000
-"""Placed calls under the sequential plan; a tenth as many on lanes."""
+"""Number of placed calls with the sequential plan; a tenth of it on lanes."""
 BLOCK = 100
 
 
 class Nothing(nn.Module):
-    """One multiplication with a parameter, so that it has a backward."""
+    """One multiplication by a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Nothing(nn.Module):
 
 
 class Pair(nn.Module):
-    """Two modules; the result of the first goes through a chain of small operations."""
+    """Two modules with a chain of small operations between them."""
 
     def __init__(self, length: int = 0) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Pair(nn.Module):
 
 
 def alone(calls: int) -> Iterator[Figure]:
-    """Measures one module after the other, each on all cores: the cost where nothing is gained."""
+    """Measures modules one after the other, each on all cores: the overhead without a gain."""
     model, x = Pair(), torch.ones(1)
     slots = HostBackend().device.num_slots
     placed: list[float] = []
@@ -66,7 +66,7 @@ def alone(calls: int) -> Iterator[Figure]:
 
 
 def on_lanes(calls: int) -> Iterator[Figure]:
-    """Measures calls side by side: each goes to a lane's thread, and the caller waits for its result at the end."""
+    """Measures calls side by side on lanes; the caller waits for the results at the end."""
     model, x = Pair(), torch.ones(1)
     launched, waited = [], []
     with _colocated(model, x, [{"left": 1, "right": 1}]), torch.no_grad():
@@ -75,7 +75,7 @@ def on_lanes(calls: int) -> Iterator[Figure]:
         for _ in range(calls):
             waited.append(_us(lambda: model(x)) / 2)
             launched.append(_us(lambda: model.left(x)))
-            model(x)  # lets the lanes come to rest
+            model(x)  # drains the lanes
     yield median_figure("placed call of an empty module on a lane, launched, us", launched)
     yield median_figure("placed call of an empty module on a lane, waited for, us", waited)
 

@@ -1,4 +1,4 @@
-"""The harness of all studies: parts that end in time, a command line, and a result file with its origin."""
+"""The harness of all studies: parts with time limits, a command line, and a result file with its provenance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mosaic.profiler import ForeignLoad
 
 
 def study_of(study: str, figures: Sequence[Figure], load: ForeignLoad) -> Study:
-    """Returns figures of this host with where they come from."""
+    """Returns figures of this host with their provenance."""
     return Study(
         study=study,
         **provenance(),
@@ -34,24 +34,24 @@ def study_of(study: str, figures: Sequence[Figure], load: ForeignLoad) -> Study:
 class StudyPart:
     name: str
     make: Callable[[float], Iterator[Figure]]
-    """Makes figures, and ends after the given seconds."""
+    """Yields figures, within the given seconds."""
     seconds: float
 
     @classmethod
     def alone(cls, name: str, seconds: float, make: Make) -> StudyPart:
-        """Describes a part that runs in one process of its own."""
+        """Returns a part that runs in its own process."""
         return cls(name=name, make=lambda left: within(make, left), seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartedStudy:
-    """A study of parts, of which there are few and small ones, or all."""
+    """A study of parts, with a quick form."""
 
     name: str
     quick: Callable[[], Sequence[StudyPart]]
-    """Makes the parts of the quick form, in order of worth."""
+    """Returns the parts of the quick form, by importance."""
     quick_seconds: float
-    """After this a quick study ends whatever runs and starts nothing."""
+    """Time limit of a quick study."""
     full: Callable[[], Sequence[StudyPart]]
     full_seconds: float = math.inf
 
@@ -62,13 +62,13 @@ class PartedStudy:
         options = parser.parse_args()
         parts = self.quick() if options.quick else self.full()
         longest = min(sum(part.seconds for part in parts), self.quick_seconds if options.quick else self.full_seconds)
-        print(f"{len(parts)} parts: ended after {longest:.0f} s at the latest", flush=True)
+        print(f"{len(parts)} parts, at most {longest:.0f} s", flush=True)
         return self.run(parts, path=options.json, seconds=longest)
 
     def run(self, parts: Iterable[StudyPart], *, path: Path | None, seconds: float = math.inf) -> Study:
-        """Measures, reports and writes the file anew after each part.
+        """Measures, reports, and writes the file after each part.
 
-        A part that fails, or for which there is no time left, becomes a figure with the reason and ends nothing else.
+        A part that fails or has no time left becomes a figure with the reason.
         """
         load = ForeignLoad()
         ends = time.perf_counter() + seconds
@@ -76,7 +76,7 @@ class PartedStudy:
         for part in parts:
             began = time.perf_counter()
             try:
-                for figure in part.make(min(part.seconds, ends - began)):  # one by one: those before an error stay
+                for figure in part.make(min(part.seconds, ends - began)):  # one by one, to keep those before an error
                     figures.append(figure)
             except PartFailedError as error:
                 figures.append(missing_figure(f"{part.name}: what is missing of it", error))

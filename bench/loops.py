@@ -1,4 +1,4 @@
-"""Training loops of one process that take turns, block by block, so that a drift of the machine hits all of them."""
+"""Training loops of one process that take turns by blocks, so that drift of the machine affects all equally."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Workload:
 
 
 class Loop:
-    """A model of a workload with an optimizer of its own."""
+    """A model of a workload with its own optimizer."""
 
     def __init__(self, model: nn.Module, work: Workload) -> None:
         self._model, self._work = model, work
@@ -46,7 +46,7 @@ class Loop:
 
 
 def in_turn(loops: Mapping[str, Loop], rounds: int, budget: Budget) -> dict[str, list[float]]:
-    """Returns the median step of each block by loop; at least three rounds, where the budget ends first."""
+    """Returns the median step of each block by loop; at least three rounds."""
     steps = max(3, round(BLOCK_MS / min(loop.step_ms() for loop in loops.values())))
     samples = take_turns(
         {name: lambda loop=loop: [loop.step_ms() for _ in range(steps)] for name, loop in loops.items()},

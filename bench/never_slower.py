@@ -1,12 +1,12 @@
-"""Steps of eight models with the default line beside plain ones, the plan that ran after the trial, and its cost.
+"""Steps of eight models with ``mosaic.colocate`` and plain, the trial's choice, and the cost of the trial.
 
 ``python -m bench.never_slower [--quick] [--json FILE]``
 
-Each model has a process of its own. The loop with Mosaic runs from its first step on. Two plain loops take steps before
-the trial, right after it, and then in turn with ours, block by block. They take none within the trial, which times the
-loop from step to step. The second plain loop shows how far two equal loops are apart. A model runs slower, or faster,
-where the whole 95 % interval of the ratio says so. On a machine whose cores others use the default line steps aside;
-each figure has the share of the CPU that they took.
+Each model has its own process. Two plain loops run before the trial, right after it, and then in turn with the loop
+with Mosaic, by blocks. They do not run during the trial, which times the loop from step to step. The second plain loop
+shows the difference of two equal loops. A model is slower or faster if the whole 95 % interval of the ratio is below or
+above 1. On a busy machine ``mosaic.colocate`` leaves the plain loop; each figure has the share of the CPU used by other
+processes.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from mosaic.take_turns import TrialSettings
 
 RECURRENT = "two recurrent towers"
 PART_S = 42.0
-"""A model is ended after this; its last round begins some seconds before."""
+"""Time limit of a model."""
 END_S = 8.0
 PLAIN_STEPS = 10
-"""Before the trial, and as many after it."""
+"""Plain steps before the trial, and after it."""
 RATIO = "plain step over the step with Mosaic, after its trial, ratio"
 AGAIN = "plain step over another plain loop's, ratio"
 PLAIN_MS = "plain step, ms"
@@ -53,7 +53,7 @@ REPAID = "steps that repay the trial"
 
 
 class Series(nn.Module):
-    """A tower over a series; of one row each step is a product with a vector, which a second thread helps little."""
+    """A tower over a series; with one row each step is a matrix-vector product, which hardly uses a second thread."""
 
     def __init__(self, channels: int, hidden: int, classes: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Series(nn.Module):
 
 
 class Sensors(nn.Module):
-    """Two series of one drive, each with a tower, told apart by the sum of their logits."""
+    """Two series with a tower each; the sum of their logits classifies them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,21 +105,21 @@ MODELS: Mapping[str, Callable[[], Workload]] = MappingProxyType(
         "mosaic demo's": _demo,
     }
 )
-"""The paper's six models, the demo's, and two towers that one core serves as well as two."""
+"""The paper's six models, the demo's, and two towers that run as fast on one core as on two."""
 
 
 def measure(
     name: str, make: Callable[[], Workload], *, rounds: int, seconds: float, options: mosaic.Options | None = None
 ) -> Iterator[Figure]:
-    """Colocates a model by the default line, lets the trial end, and takes steps in turn with the plain loops.
+    """Colocates a model, completes the trial, and runs steps in turn with the plain loops.
 
-    No round begins after ``seconds``. A machine that is too busy for the default line needs other ``options``.
+    No round starts after ``seconds``. A busy machine needs other ``options``.
     """
     load, budget, work = ForeignLoad(), Budget(seconds), make()
-    models = [copy.deepcopy(work.model) for _ in range(3)]  # alike in memory, too, which the first model is not
+    models = [copy.deepcopy(work.model) for _ in range(3)]  # the first model has another memory layout
     plain, again, ours = (Loop(model, work) for model in models)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder  # nothing is known from earlier runs
+        os.environ["XDG_CACHE_HOME"] = folder  # without results of earlier runs
         around = [plain.step_ms() for _ in range(PLAIN_STEPS + 1)][1:]
         began = time.perf_counter()
         more = {} if options is None else {"options": options}
@@ -166,7 +166,7 @@ def _figures(
 
 
 def _running(handle: Handle) -> str:
-    """Returns which modules share which stage, and on how many cores each."""
+    """Returns the stages, with the cores of each module."""
     if not handle.active:
         return "the plain loop"
     stages = ("+".join(f"{p.module}:{p.quota}" for p in stage.placements) for stage in handle.plan.stages)
@@ -174,7 +174,7 @@ def _running(handle: Handle) -> str:
 
 
 def decided(handle: Handle) -> str:
-    """Returns why that runs: the last line of ``describe()`` about a trial, or about its absence."""
+    """Returns the last line of ``describe()`` about a trial or its absence."""
     lines = [line for line in handle.describe().splitlines() if not line.startswith(("stage", "tried", "to know"))]
     trials = [line for line in lines if line.startswith("trial")]
     return one_line((trials or lines)[-1])
@@ -197,7 +197,7 @@ STUDY = PartedStudy(
 
 
 def never_slower_table(study: Study) -> str:
-    """Returns a row for each model of a study."""
+    """Returns a row per model of a study."""
     heads = ("plain step, ms", "plain step over ours", "two plain loops, likewise", "what ran after the trial")
     more = ("lost by the trial, ms", "in plain steps", "repaid after, steps", "CPU taken by others")
     rows = [_row(study, ratio) for ratio in study.figures if ratio.name.endswith(RATIO)]

@@ -1,4 +1,4 @@
-"""Tables of pages that are no GPU result: figures of kept studies, and the tables of choices as the code has them."""
+"""Tables of pages except GPU results: figures of studies, and tables of choices in the code."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "bench_retrain_kills": (r"kills of a daily run", r"days that (?!they).*", r"processes left behind"),
     }
 )
-"""For each study the figures that its page shows, as regular expressions of whole names; others stay in its file."""
+"""Figures shown on pages by study, as regular expressions of whole names."""
 
 
 def study_table(study: Study) -> str:
-    """Returns the highlights of a study."""
+    """Returns the selected figures of a study."""
     figures = [figure for pattern in HIGHLIGHTS[study.study] for figure in _matching(study, pattern)]
     sources = [source for source in SOURCES if any(figure.source == source for figure in figures)]
     rows = [
@@ -67,7 +67,7 @@ def study_table(study: Study) -> str:
 
 
 def newest_study(study: str, results: Path) -> Study | None:
-    """Returns the newest full result of a study; the newest quick one where there is no other."""
+    """Returns the newest full result of a study, or else the newest quick one."""
     studies = [load(Study, path) for path in sorted((results / "host").glob(f"*-{study}.json"))]
     return max(studies, key=lambda study: ("--quick" not in study.command, study.created), default=None)
 
@@ -88,22 +88,22 @@ def methods_table() -> str:
 
 def context_methods_table() -> str:
     rows = [(f"`{method.name}`", method.description) for method in CONTEXT_METHODS.values()]
-    return table(("method", "shares blocks out"), rows)
+    return table(("method", "assignment of blocks"), rows)
 
 
 def choices_table() -> str:
-    """Returns the tables of choices: where each is, and what is in it."""
+    """Returns the tables of choices with their files and entries."""
     rows = [
-        ("a method of planning", "`mosaic/solver/methods.py`", METHODS),
+        ("a planning method", "`mosaic/solver/methods.py`", METHODS),
         ("a backend", "`mosaic/backends/table.py`", BACKENDS),
         ("a model", "`mosaic/models/rows.py`", MODELS),
         ("a device description", "`mosaic/hardware/devices.toml`", HARDWARE_NAMES),
-        ("a way to cut a pipeline", "`mosaic/pipelining/cuts.py`", PARTITION_METHODS),
-        ("a way to share a sequence out", "`mosaic/context/distribute.py`", CONTEXT_METHODS),
-        ("a schedule to compare with", "`mosaic/pipelining/baselines.py`", BASELINES),
+        ("a pipeline partition", "`mosaic/pipelining/cuts.py`", PARTITION_METHODS),
+        ("a load balancer for sequences", "`mosaic/context/distribute.py`", CONTEXT_METHODS),
+        ("a baseline schedule", "`mosaic/pipelining/baselines.py`", BASELINES),
     ]
     return table(
-        ("to add", "write a file, and a line in", "there are"),
+        ("to add", "write a function, and add it to", "entries"),
         [(what, where, ", ".join(f"`{name}`" for name in names)) for what, where, names in rows],
     )
 
@@ -113,7 +113,7 @@ def _matching(study: Study, pattern: str) -> Iterator[Figure]:
 
 
 def shown(figure: Figure | None, digits: int = 3) -> str:
-    """Returns a figure with its interval."""
+    """Formats a figure with its interval."""
     if figure is None or figure.value is None:
         return "-"
     if figure.low is None or figure.high is None or figure.low == figure.high:

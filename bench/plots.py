@@ -1,4 +1,4 @@
-"""Draws a plot for each study from its newest kept result: ``python -m bench.plots``; ``bench/README.md`` has them."""
+"""Draws a plot of each study's newest result, for ``bench/README.md``: ``python -m bench.plots``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLOTS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "bench_ranks": (r"(\w+): step over auto's, (ofasys, \d+ GPUs), ratio", "step over auto's"),
     }
 )
-"""For each study the figures of one unit, whose groups become labels, and the axis."""
+"""Figures of one unit by study, whose groups become labels, and the axis."""
 
 
 def plot_of(study: str) -> Path:

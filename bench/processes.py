@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, and in time; what they had made by then stays."""
+"""Child processes that end with their parent and within a time limit, and whose results so far are kept."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typing import Any
 from bench.record import Status, one_line
 
 Make = Callable[[], Iterable[Any]]
-"""Makes figures, or anything else that can be pickled."""
+"""Yields figures or other picklable values."""
 
 
 class PartFailedError(Exception):
-    """A part raised, died, or was ended; the message says which."""
+    """A part raised an error, died, or was ended."""
 
     def __init__(self, message: str, status: Status = "failed") -> None:
         super().__init__(message)
@@ -30,22 +30,22 @@ class PartFailedError(Exception):
 
 
 def within(make: Make, seconds: float, context: BaseContext | None = None) -> Iterator[Any]:
-    """Yields a part's figures as they are made, in a process that ends after ``seconds``.
+    """Yields a part's figures from a child process that ends after ``seconds``.
 
     Raises:
-        PartFailedError: It did not come to its end.
+        PartFailedError: The part did not complete.
     """
     yield from side_by_side({"its process": make}, seconds, context)
 
 
 def side_by_side(makes: Mapping[str, Make], seconds: float, context: BaseContext | None = None) -> Iterator[Any]:
-    """Yields what named processes make, which run at the same time and all end after ``seconds``; by default forked.
+    """Yields values of concurrent named processes, which end after ``seconds``; by default forked.
 
     Raises:
-        PartFailedError: One of them did not come to its end.
+        PartFailedError: One of them did not complete.
     """
     if seconds <= 0:
-        raise PartFailedError("there was no time left for it")
+        raise PartFailedError("no time was left")
     starter: Any = context or multiprocessing.get_context("fork")
     ends = time.monotonic() + seconds
     children, waiting = [], {}
@@ -61,7 +61,7 @@ def side_by_side(makes: Mapping[str, Make], seconds: float, context: BaseContext
             ready = wait(list(waiting), timeout=max(0.0, ends - time.monotonic()))
             if not ready:
                 name = next(iter(waiting.values()))
-                raise PartFailedError(f"{name} was not done after {seconds:g} s", "timed out")
+                raise PartFailedError(f"{name} did not end within {seconds:g} s", "timed out")
             for pipe in ready:
                 name = waiting[pipe]
                 try:
@@ -96,16 +96,16 @@ def _send(make: Make, sending: Connection) -> None:
         for value in make():
             sending.send(("made", value))
         sending.send(("end", None))
-    except BaseException as error:  # of any kind: it becomes the reason of figures that are missing
+    except BaseException as error:  # becomes the reason of missing figures
         sending.send(("error", one_line(error)))
     sending.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # gloo's threads may wait for ranks that have gone, and a broken CUDA context may hang
+    os._exit(0)  # gloo's threads may wait for dead ranks, and a broken CUDA context may hang
 
 
 def run_logged(command: Sequence[str], log: Path, *, folder: Path, seconds: float, environment: dict[str, str]) -> None:
-    """Runs a command in a folder with its output added to a log; it ends with this process.
+    """Runs a command in a folder and appends its output to a log; it ends with this process.
 
     Raises:
         subprocess.CalledProcessError: It failed.
@@ -134,16 +134,16 @@ def run_logged(command: Sequence[str], log: Path, *, folder: Path, seconds: floa
 
 
 def die_with_parent() -> None:
-    """Asks Linux to kill this process when the one that started it ends, however that ends."""
+    """Makes Linux kill this process when its parent ends."""
     with_kill, pr_set_pdeathsig = 9, 1
     try:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, with_kill)
-    except (AttributeError, OSError):  # not Linux: a process that outlives its parent is bounded in time anyway
+    except (AttributeError, OSError):  # not Linux; a time limit ends the process
         return
 
 
 def kill_group(pid: int) -> None:
-    """Kills the group of a process that leads one; does nothing otherwise."""
+    """Kills the group of a process if it leads one."""
     try:
         os.killpg(pid, 9)
     except (ProcessLookupError, PermissionError):
@@ -151,7 +151,7 @@ def kill_group(pid: int) -> None:
 
 
 def begin_section(log: Path, name: str) -> int:
-    """Writes a headline into a log; returns where what follows it starts, for ``last_lines``."""
+    """Writes a headline into a log; returns the offset after it, for ``last_lines``."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
         file.write(f"==== {name}\n")
@@ -159,7 +159,7 @@ def begin_section(log: Path, name: str) -> int:
 
 
 def shorten_section(log: Path, *, since: int, most_bytes: int = 1 << 18) -> None:
-    """Cuts the middle out of what a log has from a byte on, where that is longer than ``most_bytes``."""
+    """Removes the middle of a log from a byte on if it is longer than ``most_bytes``."""
     size = log.stat().st_size
     if size - since > most_bytes:
         with log.open("r+b") as file:
@@ -171,7 +171,7 @@ def shorten_section(log: Path, *, since: int, most_bytes: int = 1 << 18) -> None
 
 
 def last_lines(log: Path, count: int = 12, *, since: int = 0) -> str:
-    """Returns the end of a log, or of what it has from a byte on; empty where there is none."""
+    """Returns the last lines of a log from a byte on; empty without a log."""
     try:
         with log.open("rb") as file:
             file.seek(since)

@@ -1,7 +1,7 @@
 """Checks the English of README, docs/ and docstrings: ``make lint`` runs it.
 
-A sentence of a page has at most 25 words, and pages use none of the words below. Code, tables that are generated, and
-targets of links do not count. A docstring of the product begins with a noun or a verb.
+A sentence of a page has at most 25 words and none of the banned words below. Code, generated tables and link targets do
+not count. A docstring of the product starts with a noun or a verb.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def complaints_of(page: Path) -> Iterator[str]:
-    """Yields a line for each sentence that is too long, and for each banned word."""
+    """Yields a line per sentence that is too long, and per banned word."""
     for sentence in sentences(page.read_text(encoding="utf-8")):
         begin = f"{page.relative_to(TOP)}: {sentence[:60]!r}..."
         num_words = len(re.findall(r"[\w'-]+", sentence))

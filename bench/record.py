@@ -1,4 +1,4 @@
-"""The contents of a result file: figures with their source, and where they come from. Loads neither torch nor CUDA."""
+"""The content of a result file: figures with source and provenance. Loads neither torch nor CUDA."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Source = Literal["measured", "simulated", "predicted"]
 Status = Literal["done", "cut short", "failed", "timed out", "killed", "left out"]
 
 MAX_SAMPLES = 40
-"""Raw samples of a figure that a file keeps."""
+"""Maximum number of raw samples of a figure in a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Figure(StrictFile):
     source: str
     """``measured``, ``simulated`` or ``predicted``."""
     value: float | None
-    """The number; None where it could not be had."""
+    """The number; None if unavailable."""
     low: float | None = None
     high: float | None = None
     """Ends of its 95 % interval."""
@@ -37,26 +37,26 @@ class Figure(StrictFile):
     labels: dict[str, str] = field(default_factory=dict)
     """Its subject, such as ``work`` and ``quota``."""
     dry_run: bool = False
-    """True if it comes from a rehearsal at the smallest sizes, and means nothing."""
+    """True if it comes from a rehearsal at minimal sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part(StrictFile):
-    """The outcome of one step of a study: of a build, of tests, or of one measurement."""
+    """The outcome of a part of a study: a build, tests, or a measurement."""
 
     name: str
     asks: str
     status: Status
-    """Its end: ``cut short`` by its own bound on time, ``timed out`` and ``killed`` from outside."""
+    """Its end: ``cut short`` by its own time limit, ``timed out`` and ``killed`` from outside."""
     seconds: float = 0.0
     reason: str = ""
-    """Why it did not end well."""
+    """Reason for a failure."""
     left_out: tuple[str, ...] = ()
-    """Pieces that it had no time for."""
+    """Pieces beyond its time limit."""
     notes: tuple[str, ...] = ()
-    """Remarks on its figures."""
+    """Notes about its figures."""
     verdict: str = ""
-    """The conclusion in plain words; empty where the figures speak for themselves."""
+    """The conclusion, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +72,19 @@ class Study(StrictFile):
     python_version: str
     torch_version: str
     machine: Device | None
-    """Its device; None where that could not be read."""
+    """Its device; None if unknown."""
     foreign_cpu_share: float | None
     """Share of the CPU that other processes took meanwhile; None where unknown."""
     figures: tuple[Figure, ...]
     dry_run: bool = False
-    """True if everything ran at the smallest sizes: then no number means anything."""
+    """True if everything ran at minimal sizes, so the numbers are meaningless."""
     driver_version: str = ""
     """Version of the CUDA driver and of the CUDA that it serves; empty on the host."""
     versions: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    """Environment variables that can change what was measured."""
+    """Environment variables that affect measurements."""
     parts: tuple[Part, ...] = ()
-    """Steps and measurements in the order in which they ran."""
+    """Parts in order of execution."""
 
     def of(self, part: str, name: str | None = None) -> tuple[Figure, ...]:
         """Returns the figures of a part, or of all parts below it (``models`` holds ``models/clip/8``)."""
@@ -104,7 +104,7 @@ def summary_figure(
     labels: dict[str, str] | None = None,
     reason: str = "nothing was measured",
 ) -> Figure:
-    """Returns a statistic of samples with its bootstrapped 95 % interval; without a number where there are none."""
+    """Returns a statistic of samples with its bootstrapped 95 % interval; without samples, no number."""
     if not samples:
         return missing_figure(name, reason, labels, source=source)
     draw = random.Random(0)
@@ -127,12 +127,12 @@ def median_figure(name: str, samples: Sequence[float], *, labels: dict[str, str]
 def missing_figure(
     name: str, reason: object, labels: dict[str, str] | None = None, *, source: Source = "measured"
 ) -> Figure:
-    """Returns a figure without a number, with the reason in one line."""
+    """Returns a figure without a number, with a one-line reason."""
     return Figure(name=name, source=source, value=None, reason=one_line(reason), labels=labels or {})
 
 
 def one_line(text: object, most: int = 400) -> str:
-    """Returns text or an error in one line, shortened in the middle."""
+    """Returns a text or an error as one line, shortened in the middle."""
     words = " ".join(str(text).split()).partition(" Search for `cuda")[0]  # torch's advice is the same after each error
     if isinstance(text, BaseException):
         words = f"{type(text).__name__}: {words}"

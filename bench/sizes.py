@@ -1,4 +1,4 @@
-"""Lines of each part of the repository beside its budget: ``python -m bench.sizes [--write]`` (``make sizes``).
+"""Lines and budget of each part of the repository: ``python -m bench.sizes [--write]`` (``make sizes``).
 
 Counts the lines of code files that git tracks: Python, stubs and C++.
 """
@@ -20,7 +20,7 @@ Row = tuple[str, int, int]
 
 
 def main() -> None:
-    """Prints the table, or writes it into the page for contributors."""
+    """Prints the table, or writes it to CONTRIBUTING."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.relative_to(TOP)}")
     is_written = parser.parse_args().write
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def sizes() -> list[Row]:
-    """Returns a row for each part, and one for the whole product before C++, tests and bench."""
+    """Returns a row per part, and one for the whole product before C++, tests and bench."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=TOP, capture_output=True, text=True, check=True).stdout
     lines = {
         name: (TOP / name).read_bytes().count(b"\n")
@@ -48,7 +48,7 @@ def sizes() -> list[Row]:
 
 
 def is_part_of(name: str, part: dict[str, list[str]]) -> bool:
-    """Returns whether a file lies in a part's folders; ``"mosaic/*/"`` in ``without`` leaves out all subfolders."""
+    """Returns True if a file is in a part's folders; ``"mosaic/*/"`` in ``without`` excludes all subfolders."""
     inside = any(name.startswith(f"{folder}/") for folder in part["folders"])
     left_out = any(
         name.count("/") > 1 if folder.endswith("*/") else name.startswith(f"{folder}/")

@@ -1,4 +1,4 @@
-"""Writes the tables of README and docs/ from the newest result files: no number is typed by hand.
+"""Writes the tables of README and docs/ from the newest result files.
 
 ``python -m bench.tables [--check] [--keep FILE]``
 """
@@ -35,18 +35,18 @@ TOP = Path(__file__).resolve().parent.parent
 RESULTS = TOP / "bench" / "results"
 README = TOP / "README.md"
 PAGES = (README, TOP / "bench" / "README.md", *sorted((TOP / "docs").glob("*.md")))
-"""Pages with tables between markers."""
+"""Pages with tables."""
 
 
 def main() -> None:
-    """Rewrites the tables, or says whether they are as they should be."""
+    """Rewrites or checks the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a table is out of date")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="check a file of bench.gpu and keep it first")
+    parser.add_argument("--check", action="store_true", help="only check; exit with 1 if a table is out of date")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="first add a result of bench.gpu")
     options = parser.parse_args()
     try:
         if options.keep is not None:
-            print(f"kept {keep(options.keep)}")
+            print(f"added {keep(options.keep)}")
     except MosaicError as error:
         sys.exit(str(error))
     texts = {page: (page.read_text(encoding="utf-8"), with_tables(page)) for page in PAGES}
@@ -59,15 +59,15 @@ def main() -> None:
 
 
 def keep(file: Path) -> Path:
-    """Checks a result of ``bench.gpu`` and files it under its device, time and commit.
+    """Checks a result of ``bench.gpu`` and stores it by device, time and commit.
 
     Raises:
-        MosaicError: It is a dry run, or says not what it was measured on.
+        MosaicError: It is a dry run, or has no device.
     """
     study = load(Study, file)
     if study.dry_run or study.machine is None:
-        why = "it is a dry run" if study.dry_run else "it does not say what it was measured on"
-        raise MosaicError(f"{file} cannot be kept: {why}")
+        why = "it is a dry run" if study.dry_run else "it has no device"
+        raise MosaicError(f"{file} cannot be added: {why}")
     commit = re.sub(r"[^0-9A-Za-z]", "", study.commit) or "unknown"
     path = RESULTS / slug(study.machine) / f"{study.created[:16].replace(':', '')}-{commit}.json"
     save(study, path)
@@ -75,7 +75,7 @@ def keep(file: Path) -> Path:
 
 
 def slug(machine: Device) -> str:
-    """Returns the folder of a device's results: that of an ``NVIDIA H200`` is ``h200``."""
+    """Returns the folder of a device's results, such as ``h200`` for an ``NVIDIA H200``."""
     if machine.kind == "host":
         return "host"
     words = re.sub(r"[^0-9a-z]+", " ", machine.name.lower()).split()
@@ -83,7 +83,7 @@ def slug(machine: Device) -> str:
 
 
 def with_tables(page: Path) -> str:
-    """Returns a page's text with its tables texts anew; a table that it has no markers for is left out."""
+    """Returns a page's text with new tables between its markers."""
     text = page.read_text(encoding="utf-8")
     up = "../" * (len(page.relative_to(TOP).parts) - 1)
     for name, table in TABLES.items():
@@ -96,7 +96,7 @@ def with_tables(page: Path) -> str:
 
 
 def gpu_results() -> list[Study]:
-    """Returns the kept results of ``bench.gpu``, newest first; dry runs do not count."""
+    """Returns the results of ``bench.gpu``, newest first, without dry runs."""
     studies = [load(Study, path) for path in RESULTS.glob("*/*.json") if path.parent.name != "host"]
     studies = [study for study in studies if study.study == "gpu" and not study.dry_run]
     return sorted(studies, key=lambda study: study.created, reverse=True)
@@ -111,7 +111,7 @@ def gpu_table(part: str, make: Callable[[Study], str]) -> str:
 
 
 def sm_targets() -> str:
-    """Returns the JSON of ``mosaic/backends/cuda/sm_targets.json``: by device the newest kept speed-up."""
+    """Returns the JSON of ``mosaic/backends/cuda/sm_targets.json``: the newest speed-up by device."""
     speedups = {
         study.machine.name: round(figure.value, 3)
         for study in reversed(gpu_results())
@@ -133,7 +133,7 @@ def demo_table() -> str:
 
 
 def kept_table(study: str, make: Callable[[Study], str]) -> Callable[[], str]:
-    """Returns what makes the table of a study's newest result."""
+    """Returns a function that makes the table of a study's newest result."""
 
     def table() -> str:
         newest = pages.newest_study(study, RESULTS)
@@ -143,13 +143,13 @@ def kept_table(study: str, make: Callable[[Study], str]) -> Callable[[], str]:
 
 
 def figures_table(paper: str) -> str:
-    """Returns the figures of a paper with those of the newest kept results beside them."""
+    """Returns the figures of a paper beside those of our newest results."""
     files = [path for path in sorted(RESULTS.glob("*/*.json")) if not path.name.endswith("-demo.json")]
     return paper_table(read_paper(paper), kept_studies(load(Study, path) for path in files))
 
 
 def _picture(drawn: Path, says: str) -> str:
-    """Returns a picture that lies beside a result, on a line of its own; nothing where there is none."""
+    """Returns a line with a result's picture, if any."""
     return f"\n![{says}]({drawn.relative_to(RESULTS.parent.parent).as_posix()})\n" if drawn.exists() else ""
 
 
@@ -178,7 +178,7 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "pool": lambda: gpu_table("pool", gpu_tables.pool_table),
     }
 )
-"""By the name in the README's markers."""
+"""Tables by name in the markers."""
 
 if __name__ == "__main__":
     main()

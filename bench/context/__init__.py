@@ -1,1 +1,1 @@
-"""Long sequences over ranks: how fast they are planned, how even they are, what has to travel."""
+"""The study of long sequences over ranks: planning time, balance and communication."""

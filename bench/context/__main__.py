@@ -1,9 +1,10 @@
-"""The study of long sequences over ranks: planning and attention measured, balance and bytes counted.
+"""The study of long sequences over ranks: measured planning and attention, counted balance and bytes.
 
 ``python -m bench.context [--quick] [--json FILE]``
 
-Masks are drawn: causal, encoder outputs prepended (EP), embedded (EE), packed documents of these (MP). Work is visible
-pairs. Attention is measured on two gloo ranks with a core each. ``--quick``: short sequences, within a minute.
+Random masks are causal, encoder outputs prepended (EP) or embedded (EE), or packed documents of these (MP). Work is
+visible pairs. Attention is measured on two gloo ranks with one core each. ``--quick``: short sequences, within a
+minute.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time of planning a sequence, balance of ranks by each method, and received bytes against gathering everything."""
+"""Planning time, balance of ranks by method, and received bytes relative to gathering everything."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ COMPARED = tuple(CONTEXT_METHODS)
 
 
 def balance(kind: str, tokens: int, ranks: int, masks: int) -> Iterator[Figure]:
-    """Most over the mean of several drawn masks, in visible pairs and in tiles.
+    """Yields the imbalance on several random masks, in visible pairs and in tiles.
 
-    Ours shares out what ``plan_context`` would, the paper's method pairs, torch's tiles.
+    Ours balances the load of ``plan_context``, the paper's method pairs, torch's tiles.
     """
     values_of: dict[tuple[str, str], list[float]] = {}
     for seed in range(masks):
@@ -39,13 +39,13 @@ def balance(kind: str, tokens: int, ranks: int, masks: int) -> Iterator[Figure]:
 
 
 def _as_printed(pairs: Work, ranks: int) -> Distribution:
-    """Cornstarch's Algorithm 2: the longest first to the rank with the least load, with any counts."""
+    """Cornstarch's Algorithm 2: the longest first to the rank with the least load, without equal counts."""
     rank_of = _search.longest_first(pairs, ranks=ranks, cap=len(pairs))
     return Distribution(rank_of=rank_of, ranks=ranks, chunk=1, method="lpt-paper")
 
 
 def _ptrr(tiles: Work, ranks: int) -> Distribution:
-    """Torch's own scheduling, which counts tiles of each row."""
+    """Torch's load balancer, which counts tiles of each row."""
     from torch.distributed.tensor.experimental._context_parallel._load_balancer import _PTRRLoadBalancer
 
     rank_of = np.empty(len(tiles), np.int32)
@@ -74,7 +74,7 @@ def received(name: str, draw: Callable[[int], MaskBlocks], ranks: int, masks: in
 
 
 def _spread(name: str, values: list[float]) -> Figure:
-    """Mean of several masks, with the least and the worst of them."""
+    """Mean of several masks, with the smallest and the largest value."""
     return Figure(
         name=name,
         source="predicted",
@@ -85,7 +85,7 @@ def _spread(name: str, values: list[float]) -> Figure:
 
 
 def planning(kind: str, tokens: int, ranks: tuple[int, ...]) -> Iterator[Figure]:
-    """Counting, sharing out, and one rank's tiles with FlexAttention's mask of them, for one drawn mask."""
+    """Times counting, balancing, and one rank's tiles and FlexAttention mask, for one random mask."""
     mask, of = DRAWN[kind](tokens, 0), f"{kind}, {tokens} tokens"
     blocks = MaskBlocks(mask=mask)
     work = blocks.work()

@@ -1,4 +1,4 @@
-"""Attention's time on two gloo ranks: headtail and ours in turn, on the same masks."""
+"""Attention on two gloo ranks: headtail and ours in turn, on the same masks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUERY_HEADS, HEADS, WIDTH = 8, 2, 64
 
 
 def attention(tokens: int, seeds: tuple[int, ...], rounds: int, seconds: float) -> Iterator[Figure]:
-    """Forward and backward of one attention layer on two ranks, each with a core."""
+    """Forward and backward of one attention layer on two ranks with one core each."""
     for seed in seeds:
         yield from on_ranks(partial(_measured, tokens, seed, rounds), 2, seconds / len(seeds))
 
@@ -42,7 +42,7 @@ def _measured(tokens: int, seed: int, rounds: int, rank: int, size: int) -> Iter
 
 
 def _step_ms(attend: Attend, inputs: list[torch.Tensor]) -> tuple[float]:
-    """Returns the time of the slower rank, a sample of a turn."""
+    """Returns the time of the slower rank, one sample per turn."""
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     dist.barrier()
     began = time.perf_counter()

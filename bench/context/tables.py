@@ -1,4 +1,4 @@
-"""Tables of a study of long sequences: balance, and what has to travel."""
+"""Tables of the study of long sequences: balance and communication."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RECEIVED = re.compile(
 
 
 def balance_table(study: Study) -> str:
-    """Returns most over mean for each mask and method, mean (worst) of the masks drawn."""
+    """Returns the imbalance per mask and method, as mean (worst) of random masks."""
     cells: dict[str, dict[str, str]] = {}
     for figure in study.figures:
         if (match := _BALANCE.fullmatch(figure.name)) is not None:
@@ -25,7 +25,7 @@ def balance_table(study: Study) -> str:
 
 
 def received_table(study: Study) -> str:
-    """Returns what a rank receives as a share of gathering everything, and most over mean."""
+    """Returns the received share of all remote blocks, and the imbalance."""
     values = {figure.name: figure.value for figure in study.figures}
     cells: dict[str, dict[str, str]] = {}
     for name, value in values.items():

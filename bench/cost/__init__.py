@@ -1,1 +1,1 @@
-"""The study of the cost model: how well it predicts, and what its plans cost."""
+"""The study of the cost model's predictions."""

@@ -1,8 +1,8 @@
-"""Errors of the cost model's predictions: groups side by side, and counted operators.
+"""The study of the cost model's errors: groups side by side, and counted operators.
 
 ``python -m bench.cost [--quick] [--json FILE]``
 
-Modules run on this machine. What is fitted and what judges are two sets.
+Modules run on this machine. Fitting and evaluation use disjoint sets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mosaic.microbench import Budget
 
 
 def parts(scale: Scale, seconds: float) -> tuple[StudyPart, ...]:
-    """Returns the one part of a study, which starts nothing new after so many seconds."""
+    """Returns the one part of a study, with a time limit."""
     return (StudyPart(name="cost", make=partial(_figures, scale), seconds=seconds),)
 
 

@@ -1,7 +1,6 @@
-"""Forms of interference fitted to groups, and counted times to a device: simple forms and their errors.
+"""Fits forms of interference to groups, and counted times to a device.
 
-Fitted and judged are two sets. All forms are fitted by one loss, the relative errors of every member's time beside the
-others.
+Fitting and evaluation use disjoint sets. All forms minimize relative errors of members' times beside the others.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Member:
 
 Group = tuple[Member, ...]
 DrawnShare = Callable[[str, Phase, int], float]
-"""The share of the device's memory bandwidth that a module alone draws in a phase at a quota: the paper's B."""
+"""The share of the device's memory bandwidth that a module uses alone in a phase at a quota: the paper's B."""
 Fit = dict[Phase, Sequence[float]]
 """Coefficients."""
 
@@ -47,10 +46,10 @@ class Form:
     """A form of interference to fit; without ``start`` it has no coefficients."""
 
     extra_ms: Callable[[Sequence[float], float, float, Sequence[float]], float]
-    """Cost to a module by coefficients, its time alone, its B and that of each neighbour."""
+    """Slowdown of a module from coefficients, its time alone, its B and that of each neighbour."""
     start: tuple[float, ...] = ()
     low: tuple[float, ...] = ()
-    """Least value of each coefficient."""
+    """Lower bound of each coefficient."""
 
 
 STUDIED: Mapping[str, Form] = MappingProxyType(
@@ -70,21 +69,21 @@ STUDIED: Mapping[str, Form] = MappingProxyType(
         ),
     }
 )
-"""Forms by the words of figures, with the number of free coefficients of each phase."""
+"""Forms by figure name, with the number of coefficients per phase."""
 
 
 def fit_form(form: Form, groups: Sequence[Group], drawn: DrawnShare) -> Fit:
-    """Fits a form to groups, each phase by itself.
+    """Fits a form to groups, separately per phase.
 
     Raises:
-        ValueError: A phase has no more members than the form has coefficients.
+        ValueError: A phase has too few members for the form's coefficients.
     """
     fit: Fit = {}
     for phase in Phase:
         of_phase = [group for group in groups if group[0].phase is phase]
         members = sum(map(len, of_phase))
         if form.start and of_phase and members <= len(form.start):
-            raise ValueError(f"{members} members of groups for {len(form.start)} coefficients; run more groups")
+            raise ValueError(f"{members} members for {len(form.start)} coefficients; run more groups")
         fit[phase] = form.start
         if form.start and of_phase:
 
@@ -111,11 +110,11 @@ def signed_errors(form: Form, fit: Fit, groups: Sequence[Group], drawn: DrawnSha
 
 
 def counted_errors(fit: Sequence[float], judge: Sequence[float]) -> dict[str, list[float]]:
-    """Returns the factors by which counted times are off, less one: as described, and scaled by the fit's mean error.
+    """Returns the relative errors of counted times: as described, and scaled by the fit's mean error.
 
     Args:
         fit: Logarithms of predicted over measured times.
-        judge: The same of other modules.
+        judge: The same for other modules.
     """
     speed = statistics.fmean(fit) if fit else 0.0
     return {

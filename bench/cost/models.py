@@ -1,4 +1,4 @@
-"""Eight modules of different kinds and appetites for memory bandwidth, and a model of some of them side by side."""
+"""Eight modules with different memory traffic, and a model of several of them side by side."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 Size = Literal["tiny", "host", "gpu"]
-"""For tests, for a few cores, and for a GPU of the H100's class."""
+"""Sizes for tests, for a few cores, and for a GPU like an H100."""
 NAMES = ("text", "points", "image", "tables", "audio", "depth", "video", "thermal")
-"""All modules, arithmetic and traffic in turn; a model of n has the first n."""
+"""All modules, alternately bound by arithmetic and by traffic; a model of n has the first n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ _WIDTHS: dict[Size, _Width] = {
 
 
 class Recurrent(nn.Module):
-    """A GRU that gives its states alone; shapes ``(batch, tokens, width)`` in and out."""
+    """A GRU that returns only its states; input and output are ``(batch, tokens, width)``."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Recurrent(nn.Module):
 
 
 class Pointwise(nn.Module):
-    """Elementwise operations on wide rows, ``(batch, spread)``: all traffic, hardly any arithmetic."""
+    """Elementwise operations on wide rows, ``(batch, spread)``: traffic with little arithmetic."""
 
     def __init__(self, spread: int, layers: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def _convolutions(channels: int, layers: int) -> nn.Module:
 
 
 def _parts(size: Size) -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
-    """The function that makes each module, and the shape of its input."""
+    """Constructor and input shape of each module."""
     s = _WIDTHS[size]
     wide = (s.batch, s.spread)
     layers = range(s.layers)
@@ -91,7 +91,7 @@ def _parts(size: Size) -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ..
 
 
 class Branches(nn.Module):
-    """Modules that all could run at the same time, with the same weights each time, and the sum of their means."""
+    """A model of independent modules with reproducible weights; returns the sum of their means."""
 
     def __init__(self, names: Sequence[str], size: Size) -> None:
         super().__init__()
@@ -106,6 +106,6 @@ class Branches(nn.Module):
 
 
 def make_inputs(names: Sequence[str], size: Size, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns an input for each of the named modules, the same each time."""
+    """Returns reproducible inputs for the named modules."""
     source, parts = torch.Generator().manual_seed(1), _parts(size)
     return {name: torch.randn(parts[name][1], generator=source).to(device, dtype) for name in names}

@@ -1,6 +1,6 @@
 """The measurements of ``bench.cost``: groups of modules side by side, and descriptions of the device.
 
-What is fitted and what judges are two sets of groups, or of modules.
+Fitting and evaluation use disjoint sets of groups or modules.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SIZES = (2, 3, 4, 6, 8)
 
 
 def _side_by_side(group: Sequence[tuple[str, int]]) -> list[tuple[str, tuple[int, ...]]]:
-    """Returns modules with as many slots as their quotas, from slot 0 on."""
+    """Returns modules with adjacent slots of their quotas, from slot 0."""
     ends = accumulate(quota for _, quota in group)
     return [(name, tuple(range(end - quota, end))) for (name, quota), end in zip(group, ends, strict=True)]
 
@@ -48,11 +48,11 @@ class Scale:
     num_modules: int
     settings: ProfileSettings
     num_groups: int
-    """Most groups of each number of modules in each of two sets."""
+    """Maximum number of groups per number of modules in each set."""
 
 
 def _settings(repeats: int, seconds: float, foreign_share: float) -> ProfileSettings:
-    # A busy machine is no reason to refuse: the load is recorded with every figure.
+    # not strict: the load is recorded with every figure
     return ProfileSettings(
         warmup=1,
         min_repeats=repeats,
@@ -70,7 +70,7 @@ GPU = Scale(size="gpu", num_modules=8, settings=_settings(5, 0.1, 2.0), num_grou
 
 
 def measure_cost(bench: Bench) -> Iterator[Figure]:
-    """Is a measurement of ``bench.gpu``."""
+    """Measurement of ``bench.gpu``."""
     yield from CostStudy(bench, TINY if bench.dry_run else GPU).run()
 
 
@@ -89,20 +89,20 @@ class CostStudy:
         self.quotas = tuple(sorted({1, *default_quotas(self.device)}))
 
     def run(self) -> Iterator[Figure]:
-        """Yields all figures; a part that fails costs its figures and no others."""
+        """Yields all figures; a failing part loses only its figures."""
         for part in (self._measure_groups, self._measure_descriptions):
             name = part.__name__.removeprefix("_measure_")
             if not self.bench.budget.allows(name):
-                yield missing_figure(name, "there was no time for it")
+                yield missing_figure(name, "no time was left")
                 continue
             try:
                 yield from part()
-            except Exception as error:  # a study reports what failed and goes on
+            except Exception as error:  # the study reports the failure and continues
                 yield missing_figure(name, error)
 
     @cached_property
     def profile(self) -> Profile:
-        """The modules alone, at every quota of the ladder."""
+        """Profiles the modules alone at every quota."""
         return profile_modules(
             self._model,
             self.finding.subjects,
@@ -114,14 +114,14 @@ class CostStudy:
 
     @cached_property
     def counts(self) -> dict[str, ModuleCounts]:
-        """Counted operators of every module."""
+        """Counts the operators of every module."""
         return {
             s.name: count_module(s.module, s.args, s.kwargs, target=self.device.kind) for s in self.finding.subjects
         }
 
     @cached_property
     def hardware(self) -> Hardware | None:
-        """The description of the device; None if there is none with as many slots."""
+        """Returns the description of the device; None without one with this number of slots."""
         described = hardware_of(self.device)
         return described if described is not None and described.num_slots == self.device.num_slots else None
 
@@ -135,7 +135,7 @@ class CostStudy:
         return by_quota((sample, min(1.0, rate / peak)) for sample, rate in zip(samples, rates, strict=True))
 
     def drawn_share(self, module: str, phase: Phase, quota: int) -> float:
-        """Returns the share of bandwidth that a module alone draws, linear over the logarithm of the quota."""
+        """Returns the share of bandwidth that a module uses alone, linear in the logarithm of the quota."""
         quotas, shares = zip(*sorted(self.bandwidths[module, phase].items()), strict=True)
         return float(np.interp(math.log(quota), np.log(quotas), shares))
 
@@ -165,7 +165,7 @@ class CostStudy:
         )
 
     def _run_groups(self, groups: Sequence[tuple[tuple[str, int], ...]]) -> list[Group]:
-        """Runs groups in both phases, as far as time reaches."""
+        """Runs groups in both phases, within the time limit."""
         subjects = {subject.name: subject for subject in self.finding.subjects}
         layouts = [_side_by_side(group) for group in groups]
         ran: list[Group] = []
@@ -197,7 +197,7 @@ class CostStudy:
         return ran
 
     def _measure_descriptions(self) -> Iterator[Figure]:
-        """Every second module fits, the others judge."""
+        """Fits with every second module, and evaluates the others."""
         hardware = self.hardware
         if hardware is None:
             raise InvalidProfileError(f"no description fits {self.device.name}, {self.device.num_slots} slots")
@@ -219,9 +219,9 @@ class CostStudy:
 def draw_sets(
     names: Sequence[str], num_slots: int, sizes: Sequence[int], num_groups: int
 ) -> tuple[tuple[tuple[tuple[str, int], ...], ...], ...]:
-    """Draws groups to fit and groups that judge; none is in both sets.
+    """Draws disjoint sets of groups for fitting and evaluation.
 
-    Modules have any quotas that leave no more than a quarter of the device unused, where there are such quotas.
+    Quotas leave at most a quarter of the device unused, if possible.
     """
     dice, quotas = random.Random(0), range(1, num_slots)
     drawn: dict[frozenset[tuple[str, int]], tuple[tuple[str, int], ...]] = {}

@@ -1,1 +1,1 @@
-"""Several ranks by the default line, against DistributedDataParallel at its best."""
+"""The study of ``mosaic.colocate`` on several ranks, against the fastest DistributedDataParallel."""

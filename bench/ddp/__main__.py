@@ -1,19 +1,19 @@
-"""Several ranks by the default line, against torch's DistributedDataParallel at its best.
+"""The study of ``mosaic.colocate`` on several ranks, against the fastest setting of torch's DistributedDataParallel.
 
 ``python -m bench.ddp [--quick] [--json FILE]``
 
-Two processes as torchrun starts them, gloo between them, a core and a thread each: for each model some launches. The
-first begins with the fastest of a few settings of DistributedDataParallel. In all of them it, ``mosaic.colocate(model,
-sample=batch)`` with nothing else said, and Mosaic's own data-parallel step then take turns at the same steps of the
-same model. Each launch profiles, plans and tries anew. A step has forward, backward, AdamW and ``zero_grad``; its time
-is that of the slower rank.
+Two gloo processes as under torchrun, with one core and thread each; several launches per model. The first launch
+selects the fastest of a few settings of DistributedDataParallel. This setting, ``mosaic.colocate(model, sample=batch)``
+with its defaults, and Mosaic's data-parallel step then take turns at the same steps of the same model. Each launch
+profiles, plans and tries again. A step is forward, backward, AdamW and ``zero_grad``; its time is that of the slower
+rank.
 """
 
 from __future__ import annotations
 
 import os
 
-# OpenMP reads this once, when torch is loaded; a rank has one thread, and idle ones that spin would take its core.
+# OpenMP reads this once, when torch is loaded; spinning idle threads would take a rank's core
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import time
@@ -33,10 +33,10 @@ QUICK = Scale(rounds=2, steps=2, settings=2)
 
 
 def of_model(seconds: float, *, name: str, scale: Scale, launches: int) -> Iterator[Figure]:
-    """Yields a model's figures over the launches for which there is time.
+    """Yields a model's figures over the launches within the time limit.
 
     Raises:
-        PartFailedError: There is not even time for one.
+        PartFailedError: There is no time for a launch.
     """
     ends, longest = time.monotonic() + seconds, 0.0
     figures: defaultdict[str, list[Figure]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The models that both ways train: large ones of which each rank can hold a part, and some that gain nothing so."""
+"""The models of the study: large towers that can be distributed over ranks, and models without a gain."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from mosaic.models import build, loss_of, make_batch
 
 
 class TwoTowers(nn.Module):
-    """Two towers that meet in a product."""
+    """Two towers and a product of their results."""
 
     def __init__(self, left: nn.Module, right: nn.Module) -> None:
         super().__init__()
         self.left, self.right = left, right
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """Returns how well each row's two inputs fit."""
+        """Returns the product of the towers' results per row."""
         return (self.left(a) * self.right(b)).mean(-1)
 
 
 class Contrasted(nn.Module):
-    """An image and a text tower that meet in a matrix of likenesses, as in CLIP."""
+    """An image and a text tower with a similarity matrix, as in CLIP."""
 
     def __init__(self, width: int, layers: int, words: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Contrasted(nn.Module):
         self.image, self.text = (_transformer(width, layers) for _ in range(2))
 
     def forward(self, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-        """Returns the likeness of each image and each text of the rank's batch."""
+        """Returns the similarity of each image and text of the rank's batch."""
         seen = self.image(self.patches(images).flatten(2).mT).mean(1)
         read = self.text(self.words(texts)).mean(1)
         return nn.functional.normalize(seen, dim=-1) @ nn.functional.normalize(read, dim=-1).T / 0.07
@@ -49,7 +49,7 @@ def _transformer(width: int, layers: int) -> nn.Module:
 def _linear_towers(batch: torch.Generator, *, width: int = 1600, layers: int = 10, rows: int = 8) -> Workload:
     def tower() -> nn.Module:
         linears = [nn.Linear(width, width) for _ in range(layers)]
-        for linear in linears:  # so that gradients do not vanish, of which AdamW would make steps of any sign
+        for linear in linears:  # avoids vanishing gradients, whose AdamW steps have random signs
             nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
         return nn.Sequential(*(part for linear in linears for part in (linear, nn.ReLU())))
 
@@ -102,10 +102,10 @@ MODELS: Mapping[str, Callable[[torch.Generator], Workload]] = MappingProxyType(
         "CLIP, tiny": _tiny_clip,
     }
 )
-"""By name, those first that have most gradients; the last two have little to sum, so that nothing is to be gained."""
+"""Models by name, by size of gradients; the last two have small gradients, so there is nothing to gain."""
 
 
 def make(name: str, rank: int) -> Workload:
-    """Makes a model with the same weights on all ranks, and the rank's own batch."""
+    """Creates a model with the same weights on all ranks, and the rank's batch."""
     torch.manual_seed(0)
     return MODELS[name](torch.Generator().manual_seed(1 + rank))

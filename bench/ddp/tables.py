@@ -1,4 +1,4 @@
-"""The table of the default line on several ranks against DistributedDataParallel: a row for each model."""
+"""The table of the study against DistributedDataParallel: a row per model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ HEADS = (
     "difference of all parameters over their length",
 )
 SHORT = 4
-"""Columns of the short table, behind the model."""
+"""Columns of the short table, after the model."""
 
 
 def ddp_table(study: Study, *, is_short: bool = False) -> str:
-    """Returns a study's rows, all measured; in short, how much faster the default line is."""
+    """Returns a study's rows; the short table has only step times, ratio and choice."""
     rows = [row for name in MODELS if (row := _row(study, name)) is not None]
     if is_short:
         heads = (f"{pages.source_of(study)}, measured", *HEADS)

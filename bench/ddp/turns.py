@@ -33,7 +33,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "gradient_as_bucket_view, buckets of 100 MiB": _VIEW | {"bucket_cap_mb": 100},
     }
 )
-"""Ways to make a DistributedDataParallel, of which the fastest is compared with."""
+"""Settings of DistributedDataParallel, of which the fastest is compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +41,17 @@ class Scale:
     """The extent of a launch."""
 
     rounds: int = 3
-    """Rounds in which all take turns, and steps of each setting of DistributedDataParallel."""
+    """Rounds of turns, and steps of each setting of DistributedDataParallel."""
     steps: int = 2
     """Steps of each in a turn."""
     warm_steps: int = 1
-    """Steps of each before anything counts, and before each turn."""
+    """Warm-up steps at the start, and before each turn."""
     settings: int = len(SETTINGS)
     """Tried settings of DistributedDataParallel."""
 
 
 def take(loop: Loop, world: World, steps: int, *, warm: int) -> list[float]:
-    """Takes steps after all ranks have come; returns the slowest rank's milliseconds of those that count."""
+    """Runs steps after a barrier; returns the slowest rank's milliseconds of the timed ones."""
     dist.barrier()
     times_ms = [loop.step_ms() for _ in range(warm + steps)]
     return list(map(max, zip(*world.all_gather(times_ms), strict=True)))[warm:]
@@ -60,7 +60,7 @@ def take(loop: Loop, world: World, steps: int, *, warm: int) -> list[float]:
 def launch(
     rank: int, size: int, *, name: str, scale: Scale, best: str | None = None, options: Options = DEFAULT_OPTIONS
 ) -> Iterator[Figure]:
-    """Yields what this launch measured, each figure with its samples, beside ``best`` or the fastest setting of DDP."""
+    """Yields the figures of this launch with their samples, against ``best`` or the fastest setting of DDP."""
     world = World.join(torch.device("cpu"))
     if best is None:
         tried = {setting: _tried(world, name, rank, setting, scale) for setting in list(SETTINGS)[: scale.settings]}

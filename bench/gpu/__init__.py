@@ -1,1 +1,1 @@
-"""Everything that a GPU must show."""
+"""The study of a GPU."""

@@ -1,4 +1,4 @@
-"""The bench of a measurement: a backend, its settings, its bound on time, and what is known from before."""
+"""The context of a measurement: backend, settings, time limit, and earlier results."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 class Bench:
     backend: Backend
     budget: Budget
-    """Bound on time; looked at before each piece."""
+    """Time limit, checked before each piece."""
     dry_run: bool
     known: tuple[Figure, ...] = ()
     notes: list[str] = field(default_factory=list)
-    """Remarks on the figures; a measurement appends to them."""
+    """Notes about the figures, appended by a measurement."""
     driver_version: str = ""
-    """To be set by the measurement that asks for it."""
+    """Set by the measurement."""
     verdict: str = ""
-    """The conclusion in plain words, where a measurement has one."""
+    """The conclusion of the measurement, if any."""
 
     @property
     def device(self) -> Device:
@@ -58,7 +58,7 @@ class Bench:
             torch.cuda.synchronize(self.torch_device)
 
     def value_of(self, part: str, name: str) -> float | None:
-        """Returns a number that was measured before; None where there is none."""
+        """Returns a number of an earlier measurement, or None."""
         return next((f.value for f in self.known if (f.part, f.name) == (part, name)), None)
 
 

@@ -1,8 +1,8 @@
-"""One measurement in a process of its own: a crash, a hang or a broken CUDA context costs that one and no other.
+"""Runs each measurement in a child process, which contains crashes, hangs and broken CUDA contexts.
 
-Processes are forked by a server that has torch loaded and has never touched CUDA, so each starts at once. A process
-sends each finding as a line of JSON, and the parent keeps it however the process ends. Its output, and where it hung or
-crashed, goes to the run's log.
+Processes are forked by a server that has loaded torch but not initialized CUDA, so they start immediately. A process
+sends each figure as a line of JSON, which the parent keeps in any case. Its output and tracebacks of hangs and crashes
+go to the run's log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.record import Figure, Part, Status, one_line
 from mosaic.device import Device
 
 TRACE_BEFORE_S = 1.0
-"""A process that hangs leaves a traceback in the log so long before its end."""
+"""Time before its end at which a hanging process writes a traceback to the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +32,16 @@ class Order:
     measurement: Measurement
     log: str
     seconds: float
-    """Soft bound: what does not fit is left out."""
+    """Soft limit: pieces beyond it are omitted."""
     hard_seconds: float
-    """It is killed after this."""
+    """Hard limit: the process is killed."""
     dry_run: bool
     on_host: bool = False
     ordinal: int = 0
     known: tuple[Figure, ...] = ()
 
     def __call__(self) -> Iterator[str]:
-        """Measures, in the process that was forked for it; yields rows of JSON, so that nothing heavy is pickled."""
+        """Runs in the forked process; yields rows of JSON."""
         os.setsid()
         descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(descriptor, 1)
@@ -78,32 +78,32 @@ class Outcome:
     part: Part
     figures: tuple[Figure, ...]
     device: Device | None
-    """The device that it ran on; None where it did not come so far."""
+    """Its device; None if it failed earlier."""
     driver_version: str
 
 
 class Server:
-    """Starts processes, one at a time, and ends the one that runs."""
+    """Starts and ends processes, one at a time."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(PRELOADED))
 
     def warm_up(self, seconds: float = 120.0) -> None:
-        """Waits until the server has loaded torch: on a machine that never did, that takes longer than a rung may."""
+        """Waits until the server has loaded torch, which may take longer than a rung on a new machine."""
         process = self._context.Process(target=os.getpid)
         process.start()
         process.join(seconds)
 
     def measure(self, order: Order) -> Outcome:
-        """Runs a measurement and returns its outcome; raises nothing that the measurement could cause."""
+        """Runs a measurement and returns its outcome; its errors are not raised."""
         log, name = Path(order.log), order.measurement.name
         start, began = begin_section(log, name), time.monotonic()
         figures: list[Figure] = []
         report: dict[str, Any] = {}
         status: Status = "done"
         reason = ""
-        running = log.with_suffix(".running.jsonl")  # of a run that is killed it keeps the findings so far
+        running = log.with_suffix(".running.jsonl")  # keeps the figures of a killed run
         try:
             for line in within(order, order.hard_seconds, self._context):
                 with running.open("a", encoding="utf-8") as file:

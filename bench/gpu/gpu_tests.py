@@ -1,4 +1,4 @@
-"""The gpu tests, a file at a time, in the process of a measurement: torch is loaded there already."""
+"""Runs the GPU tests by file, in the process of a measurement, which has loaded torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mosaic.microbench import Budget
 
 
 def run_tests(bench: Bench, *, file: str) -> Iterator[Figure]:
-    """Runs the gpu tests of a file, at most 60 s each, and counts them; those that there is no time for are skipped.
+    """Runs and counts the GPU tests of a file, at most 60 s each; skips tests beyond the time limit.
 
     Raises:
-        AssertionError: A test failed; names each with its first words.
+        AssertionError: A test failed; has the names and first lines.
     """
     os.chdir(TOP)
     if bench.on_gpu:

@@ -1,7 +1,7 @@
-"""Attention of long sequences as each rank would compute it, by compiled FlexAttention: one rank after the other.
+"""Times the attention of each rank over a long sequence, one rank after the other, with compiled FlexAttention.
 
-Keys and values of all ranks are there, as in Cornstarch's Table 4, so no other GPU is needed. In a dry run the same
-code runs block rows on the host. ``tests/gpu/test_context_gpu.py`` compares the kernels with dense attention.
+One GPU has the keys and values of all ranks, as in Cornstarch's Table 4. A dry run uses block rows on the host.
+``tests/gpu/test_context_gpu.py`` compares the kernels with dense attention.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from mosaic.context.attention.kernels import BlockRows, FlexKernel, Scores
 from mosaic.context.plan import ContextPlan, plan_context
 
 QUERY_HEADS, WIDTH = 8, 128
-"""One head of keys with its query heads, as in Llama 3.1 70B."""
+"""One key head with its query heads, as in Llama 3.1 70B."""
 SCORES = Scores(WIDTH**-0.5)
 
 
 def measure_long_sequences(bench: Bench, ranks: int = 8) -> Iterator[Figure]:
-    """Times every rank of ``lpt``, ``headtail`` and ``ring``; yields the slowest rank's attention."""
+    """Times all ranks with ``lpt``, ``headtail`` and ``ring``; yields the slowest rank's attention."""
     tokens, block, kinds = 65536, 128, ("mp", "ee", "ep")
     if bench.dry_run:
         tokens, kinds, ranks = 512, ("mp",), 2
@@ -42,7 +42,7 @@ def measure_long_sequences(bench: Bench, ranks: int = 8) -> Iterator[Figure]:
 
 
 def _rank_ms(bench: Bench, plan: ContextPlan, rank: int) -> tuple[list[float], list[float]]:
-    """Times one rank's queries over the keys and values of all: forward, and forward and backward."""
+    """Times one rank's queries over all keys and values: forward, and forward plus backward."""
     device, blocks = bench.torch_device, plan.ranks * plan.distribution.slots
     kernel = (FlexKernel if bench.on_gpu else BlockRows)(plan, rank, plan.column_of(), blocks, device)
     make = {"generator": torch.Generator(device).manual_seed(rank), "device": device}

@@ -1,7 +1,7 @@
-"""The whole engine: a training step of six models, plain in several ways and with Mosaic, beside the least time.
+"""Training steps of six models, plain in several variants and with Mosaic, and their lower bounds.
 
-Variants take turns with the plain loop, in order of worth: all that needs no profile comes first, and each figure goes
-out as soon as it is there.
+Variants take turns with the plain loop, by importance: variants without a profile come first. Figures are yielded
+immediately.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from mosaic.plan import Plan, plan_from_quotas
 
 EQUALITY_STEPS = 3
 MAX_BATCH = 8
-"""Samples of a step where memory holds them."""
+"""Batch size, if it fits into memory."""
 GPU_BYTES = 78 << 30
 """Memory that ``Row.gpu_batch`` is counted for."""
 WARM_STEPS = 5
-"""Steps before anything counts: libraries choose their kernels, and stages are captured after a few calls."""
+"""Warm-up steps: libraries choose kernels, and stages are captured after a few calls."""
 ROUND_S = 0.06
 ROUNDS = 7
 MIN_ROUNDS = 2
@@ -49,36 +49,36 @@ ONE_GRAPH = "plain, one CUDA graph"
 BY_HAND = "even split by hand"
 EVEN_VARIANTS = ("plain streams", "green lanes", "green lanes, graphs", "green lanes, SM targets")
 MOSAIC = "mosaic"
-"""What a user gets by default: whatever runs after the trial."""
+"""The default: the choice of the trial."""
 WORTH = MappingProxyType({ONE_GRAPH: 1.0, **dict.fromkeys(EVEN_VARIANTS, 1.0), MOSAIC: 4.0})
-"""Measurements after the plain step, in order, with their shares of the time left for them and all later ones."""
+"""Measurements after the plain step, in order, with their shares of the remaining time."""
 ADAMW_BYTES = 28
-"""Least traffic of AdamW a parameter: value, gradient, two moments read; value, two moments written; 4 bytes each."""
+"""Minimum bytes of AdamW per parameter: value, gradient, two moments read; value, two moments written; 4 bytes each."""
 
 Step = Callable[[], torch.Tensor]
 Variant = AbstractContextManager[tuple[Step, Step]]
-"""The plain step as it can be taken meanwhile, and the variant's own."""
+"""The plain step during a variant, and the variant's step."""
 
 
 def samples_that_fit(name: str, memory_bytes: int, batch: int = MAX_BATCH) -> int:
-    """Returns how many samples of at most ``batch`` a device's memory holds.
+    """Returns the number of samples, at most ``batch``, that fits into a device's memory.
 
     Raises:
-        MosaicError: It does not hold one.
+        MosaicError: One sample does not fit.
     """
     most = models.find_model(name).gpu_batch * memory_bytes // GPU_BYTES
     if most < 1:
         raise MosaicError(
-            f"{name}-gpu with one sample does not fit in {memory_bytes / 2**30:.0f} GiB; take a larger device"
+            f"{name}-gpu with one sample does not fit into {memory_bytes / 2**30:.0f} GiB; use a larger device"
         )
     return min(batch, most)
 
 
 class Workload:
-    """A model, a batch, and the loop that trains it: the same for every variant, from the same weights.
+    """A model, a batch and the training loop, common to all variants, with the same initial weights.
 
     Attributes:
-        batch: Samples of a step: as many as were asked for, or fewer where the device's memory does not hold them.
+        batch: Samples per step, reduced if they do not fit into memory.
     """
 
     def __init__(self, name: str, batch: int, bench: Bench) -> None:
@@ -104,7 +104,7 @@ class Workload:
         return loss.detach()
 
     def losses(self, step: Step, count: int = EQUALITY_STEPS) -> list[float]:
-        """Returns the losses of the first steps, from the first weights and a new optimizer, reset in place."""
+        """Resets weights and optimizer, and returns the losses of the first steps."""
         with torch.no_grad():
             for parameter, first in zip(self.model.parameters(), self._first, strict=True):
                 parameter.copy_(first)
@@ -117,7 +117,7 @@ class Workload:
 
 @contextmanager
 def whole_step_graph(work: Workload, bench: Bench) -> Iterator[tuple[Step, Step]]:
-    """The plain step, optimizer included, as one CUDA graph."""
+    """The plain step, including the optimizer, as one CUDA graph."""
     if not bench.on_gpu:
         raise BackendUnavailableError("a step cannot be captured", found="the host backend", needed="a GPU")
     side = torch.cuda.Stream()
@@ -128,12 +128,12 @@ def whole_step_graph(work: Workload, bench: Bench) -> Iterator[tuple[Step, Step]
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     work.optimizer.zero_grad(set_to_none=True)
-    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):  # a failing one may leave its stream
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):  # a failing capture leaves its stream
         loss = work.loss()
         loss.backward()
         work.optimizer.step()
-    loss = loss.detach()  # or the nodes of its graph would add the plain loop's gradients on the stream of the capture
-    work.optimizer.zero_grad(set_to_none=True)  # the graph has gradients of its own
+    loss = loss.detach()  # otherwise the graph would accumulate the plain loop's gradients on the capture stream
+    work.optimizer.zero_grad(set_to_none=True)  # the graph has its own gradients
 
     def replay() -> torch.Tensor:
         graph.replay()
@@ -148,7 +148,7 @@ def whole_step_graph(work: Workload, bench: Bench) -> Iterator[tuple[Step, Step]
 
 @contextmanager
 def colocated(work: Workload, plan: Plan, backend: Backend, *, graphs: bool = False) -> Iterator[tuple[Step, Step]]:
-    """The same loop under a plan, on a backend's lanes."""
+    """The loop with a plan, on a backend's lanes."""
     if graphs and backend.device.kind == "host":
         raise BackendUnavailableError("stages cannot be captured", found="the host backend", needed="a GPU")
     options = mosaic.Options(cuda_graphs=graphs)
@@ -168,9 +168,9 @@ def colocated(work: Workload, plan: Plan, backend: Backend, *, graphs: bool = Fa
 
 @contextmanager
 def by_default(work: Workload, bench: Bench, seconds: float) -> Iterator[tuple[Step, Step]]:
-    """The same loop after the default line and at most so many seconds of its trial."""
+    """The loop after ``mosaic.colocate``, with a time limit for its trial."""
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:  # nothing is known from earlier runs
+    with tempfile.TemporaryDirectory() as folder:  # without results of earlier runs
         options = mosaic.Options(cache=folder)
         handle = mosaic.colocate(work.model, sample=work.loss, backend=bench.backend, options=options)
         ready_s = time.perf_counter() - began
@@ -189,7 +189,7 @@ def by_default(work: Workload, bench: Bench, seconds: float) -> Iterator[tuple[S
 
 
 class PlainStreams:
-    """A backend whose lanes are plain streams with every SM, so that only quotas are missing."""
+    """A backend with plain streams of all SMs as lanes: no quotas."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -202,7 +202,7 @@ class PlainStreams:
 
 
 def lanes_of(bench: Bench, *, sm_target: bool) -> Backend:
-    """Returns the device with lanes that tell libraries how many SMs they have, or with lanes that do not.
+    """Returns the backend with or without SM targets.
 
     Raises:
         BackendUnavailableError: SM targets cannot be set here.
@@ -215,13 +215,13 @@ def lanes_of(bench: Bench, *, sm_target: bool) -> Backend:
 
 
 class Rounds:
-    """Variants of one loop, in rounds in which each takes turns with the plain one.
+    """Variants of one loop, in alternating rounds with the plain loop.
 
-    Each piece of ``WORTH`` takes at most its share of the time that is left for it and all pieces after it.
+    Each piece of ``WORTH`` takes at most its share of the remaining time.
 
     Attributes:
         plain_ms: The median of the plain step.
-        speedup: By variant, the median over plain steps taken in turn; of those alone whose losses are right.
+        speedup: Median speed-up over alternating plain steps by variant, only with correct losses.
     """
 
     def __init__(self, work: Workload, bench: Bench) -> None:
@@ -238,9 +238,9 @@ class Rounds:
         return self.bench.budget.left_s * WORTH[name] / later
 
     def measure_plain(self) -> Iterator[Figure]:
-        """Yields the plain step, against which everything is measured."""
+        """Yields the plain step, the baseline."""
         work, bench = self.work, self.bench
-        work.step()  # the optimizer makes its state
+        work.step()  # the optimizer creates its state
         self._plain = work.losses(work.step)
         times = [_step_ms(work.step, bench, 1)[0] for _ in range(3)]
         self._steps = 1 if bench.dry_run else max(1, round(ROUND_S * 1e3 / statistics.median(times)))
@@ -257,7 +257,7 @@ class Rounds:
         *,
         captures: bool = False,
     ) -> Iterator[Figure]:
-        """Yields time, speed-up, difference of losses and memory of a variant, or the reason why there are none.
+        """Yields time, speed-up, difference of losses and memory of a variant, or the reason for their absence.
 
         Args:
             name: The variant.
@@ -274,11 +274,11 @@ class Rounds:
         try:
             with opened() as (plain_step, step):
                 yield from self._rounds(plain_step, step, labels, until_s, WARM_STEPS if captures else 1)
-        except Exception as error:  # of any kind: it is the reason of a figure, and other variants go on
+        except Exception as error:  # becomes the reason of a figure; other variants continue
             yield missing_figure("step_ms", error, labels)
 
     def won(self, name: str, over: str) -> bool:
-        """Returns whether both variants were measured and the first is faster."""
+        """Returns True if both variants were measured and the first is faster."""
         return name in self.speedup and over in self.speedup and self.speedup[name] > self.speedup[over]
 
     def _rounds(
@@ -305,7 +305,7 @@ class Rounds:
             self.speedup[labels["variant"]] = statistics.median(ratios)
         else:
             self.bench.notes.append(
-                f"{labels['variant']}: losses differ by {far:.3g} of theirs: its times do not count"
+                f"{labels['variant']}: losses differ by {far:.3g} (relative), so its times do not count"
             )
         yield from _times(ours, labels)
         yield median_figure("speedup", ratios, labels=labels)
@@ -316,7 +316,7 @@ class Rounds:
             yield Figure(name="peak_gib", source="measured", value=peak / 2**30, labels=labels)
 
     def _tidy(self) -> None:
-        """Releases the memory of earlier variants and resets the peak; an error that the device keeps comes again."""
+        """Releases the memory of earlier variants and resets the peak; sticky device errors are raised again."""
         if self.bench.on_gpu:
             gc.collect()
             with contextlib.suppress(RuntimeError):
@@ -331,14 +331,14 @@ def _times(samples: list[tuple[float, float]], labels: dict[str, str]) -> Iterat
 
 
 def _difference(ours: float, theirs: float) -> float:
-    """Returns the relative difference of two losses; infinite where only one of them is a number."""
+    """Returns the relative difference of two losses; infinite if only one is finite."""
     if math.isfinite(ours) and math.isfinite(theirs):
         return abs(ours - theirs) / max(1e-9, abs(theirs))
     return 0.0 if str(ours) == str(theirs) else math.inf
 
 
 def _step_ms(step: Step, bench: Bench, steps: int) -> tuple[float, float]:
-    """Returns the milliseconds of a step, of so many in a row, and the CPU time of all threads that launch it."""
+    """Returns the milliseconds per step of consecutive steps, and the CPU time of all launching threads."""
     bench.synchronize()
     start, busy = time.perf_counter(), time.process_time()
     for _ in range(steps):
@@ -349,15 +349,15 @@ def _step_ms(step: Step, bench: Bench, steps: int) -> tuple[float, float]:
 
 
 def measure_model(bench: Bench, *, name: str, batch: int) -> Iterator[Figure]:
-    """Measures every variant of one model at one batch; what cannot be had is a figure with a reason.
+    """Measures all variants of one model at one batch size; an unavailable variant is a figure with a reason.
 
-    Where memory holds fewer samples than the largest batch, that one is measured with as many as it holds, and the
-    batches between are left out.
+    If the largest batch does not fit into memory, it is measured with the samples that fit, and larger batches are
+    omitted.
     """
     if not bench.dry_run:
         most = samples_that_fit(name, bench.device.memory_bytes)
         if most <= batch < MAX_BATCH:
-            bench.verdict = f"measured as models/{name}/{MAX_BATCH}: memory holds a batch of {most}"
+            bench.verdict = f"measured as models/{name}/{MAX_BATCH}: a batch of {most} fits into memory"
             return
     work = Workload(name, batch, bench)
     bench.notes.append(f"{name}-{'tiny' if bench.dry_run else 'gpu'} of the zoo")
@@ -372,7 +372,7 @@ def _measure(rounds: Rounds) -> Iterator[Figure]:
     yield from rounds.measure(ONE_GRAPH, lambda: whole_step_graph(work, bench))
     try:
         finding = find_modules(work.model, work.loss, include=work.modules)
-    except Exception as error:  # of any kind: it is the reason of all figures that need modules
+    except Exception as error:  # becomes the reason of all figures that need modules
         yield from _none_of((*EVEN_VARIANTS, MOSAIC), error)
         return
     even = even_plan(finding.graph, bench.device)
@@ -423,7 +423,7 @@ def _plan_text(plan: Plan) -> str:
 
 
 def _bound(work: Workload, bench: Bench) -> Iterator[Figure]:
-    """Yields what a step needs on any device, and the roofline's time: arithmetic or traffic at its ceiling.
+    """Yields operations and bytes of a step, and the roofline's bound.
 
     Arithmetic is that of matrix products, convolutions and attention. Traffic is a lower bound: each weight is read in
     both passes, its gradient is written and read, the optimizer touches its state once, and what is kept for backward
@@ -431,10 +431,10 @@ def _bound(work: Workload, bench: Bench) -> Iterator[Figure]:
     """
     try:
         counts = count_module(work.model, (), work.inputs, target="cuda", autocast=torch.bfloat16)
-        with FlopCounterMode(display=False) as counter:  # counts nothing that a step can do without
+        with FlopCounterMode(display=False) as counter:  # counts only what a step needs
             work.loss().backward()
         work.model.zero_grad(set_to_none=True)
-    except Exception as error:  # of any kind: the reason of a figure
+    except Exception as error:  # becomes the reason of a figure
         yield missing_figure("bound_ms", error, source="predicted")
         return
     tflop = counter.get_total_flops() / 1e12

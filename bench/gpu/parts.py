@@ -1,6 +1,6 @@
-"""Every measurement of ``bench.gpu`` in order of worth: a run that is cut short has the most important ones.
+"""All measurements of ``bench.gpu``, by importance.
 
-Nothing heavy is imported here: the process that starts the measurements never loads torch, so nothing can break it.
+Imports nothing heavy: the process that starts the measurements does not load torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bench.record import Figure
 
 PRELOADED = (*("torch._dynamo", "numpy", "pytest", "bench.gpu.models", "bench.gpu.questions", "bench.cost.study"),)
-"""Modules that the server loads from which measurements are forked."""
+"""Modules preloaded by the server that forks measurements."""
 MODEL_NAMES = ("clip", "qwen3-vl", "unified-io-2", "imagebind", "ofasys", "ctvlm")
 """Names of ``mosaic.models.PAPER_MODELS``, in order of growing complexity."""
 
@@ -26,17 +26,17 @@ MODEL_NAMES = ("clip", "qwen3-vl", "unified-io-2", "imagebind", "ofasys", "ctvlm
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     name: str
-    """Key; slashes make groups."""
+    """Name; slashes separate groups."""
     asks: str
     function: str
     """``module:function``, which takes a ``Bench`` and yields figures as they are measured."""
     arguments: dict[str, Any] = field(default_factory=dict)
     seconds: float
-    """Its share of a run of nine minutes."""
+    """Its part of a run of nine minutes."""
     environment: dict[str, str] = field(default_factory=dict)
     """Set before CUDA starts."""
     most_seconds: float | None = None
-    """Its bound in place of one by its share, for what may take much less or much more."""
+    """Explicit limit, if its time varies widely."""
     in_dry_run: bool = True
     """True if a dry run includes it; False for repetitions of the same code at other sizes."""
 
@@ -66,7 +66,7 @@ def _models(batch: int, seconds: float) -> tuple[Measurement, ...]:
     return tuple(
         Measurement(
             name=f"models/{name}/{batch}",
-            asks=f"how long is a step of {name} at a batch of {batch}, plain and with Mosaic?",
+            asks=f"how long is a step of {name} with a batch of {batch}, plain and with Mosaic?",
             function="bench.gpu.models:measure_model",
             arguments={"name": name, "batch": batch},
             seconds=seconds,
@@ -77,13 +77,13 @@ def _models(batch: int, seconds: float) -> tuple[Measurement, ...]:
 
 
 def _tests(*, laws: bool) -> Iterator[Measurement]:
-    """Yields the gpu tests by file: those of laws go through so many cases that they take what time is left."""
+    """Yields the GPU tests by file; property tests have so many cases that they use the remaining time."""
     files = [file for folder in ("gpu", "contract") for file in sorted((TOP / "tests" / folder).glob("test_*.py"))]
     for file in files:
         if file.stem.startswith("test_laws") == laws:
             yield Measurement(
                 name=f"tests/{file.stem}",
-                asks="do these gpu tests pass here?",
+                asks="do these GPU tests pass?",
                 function="bench.gpu.gpu_tests:run_tests",
                 arguments={"file": file.relative_to(TOP).as_posix()},
                 seconds=15 if laws else 5,
@@ -95,24 +95,24 @@ def _tests(*, laws: bool) -> Iterator[Measurement]:
 _IN_ORDER = (
     Measurement(
         name="ceilings",
-        asks="what can the device do at most?",
+        asks="what are the device's peak rates?",
         function="bench.gpu.models:measure_ceilings",
         seconds=5,
     ),
-    _question("overlap", "what part of a gain comes from quotas, and what from concurrency?", 27),
+    _question("overlap", "how much of the gain comes from quotas, and how much from concurrency?", 27),
     *_models(8, 22),
     *_tests(laws=False),
-    _question("pool", "what does it cost to make contexts, and to lend them?", 13, grid=4),
+    _question("pool", "what do creating and acquiring contexts cost?", 13, grid=4),
     _question("isolation", "does work stay in its partition?", 12, grid=4),
-    _question("scaling", "how much time does work take at every quota?", 18, grid=16),
+    _question("scaling", "how long do kernels take at each quota?", 18, grid=16),
     _unknown(
         "outside-backward",
-        "where does a backward run that is started outside of its lane?",
+        "where does a backward run that is started outside its lane?",
         "measure_outside_backward",
         3,
     ),
-    _unknown("launching", "how much CPU time does a step of small modules take more on lanes?", "measure_launching", 6),
-    _unknown("warps", "how many warps are in flight as CLIP trains?", "measure_warps", 8),
+    _unknown("launching", "how much CPU time do lanes add to a step of small modules?", "measure_launching", 6),
+    _unknown("warps", "how many warps are in flight while CLIP trains?", "measure_warps", 8),
     *_models(2, 9),
     *(
         _unknown(
@@ -124,22 +124,22 @@ _IN_ORDER = (
         )
         for count in (8, 32)
     ),
-    _question("interference", "what do kernels cost each other?", 17, grid=4),
+    _question("interference", "how much do kernels slow each other down?", 17, grid=4),
     Measurement(
         name="context",
-        asks="how long is the slowest rank's attention over a long sequence, by headtail and as planned?",
+        asks="how long is the slowest rank's attention over a long sequence, with headtail and with lpt?",
         function="bench.gpu.long_sequences:measure_long_sequences",
         seconds=12,
     ),
     Measurement(
         name="ranks/pipeline",
-        asks="is a pipeline of two ranks on one GPU equal to the plain loop, and what does it cost?",
+        asks="does a pipeline of two ranks on one GPU equal the plain loop, and what is its overhead?",
         function="bench.gpu.pipeline_ranks:measure_pipeline_ranks",
         seconds=8,
     ),
     Measurement(
         name="cost",
-        asks="how well are held-out plans of 2 to 8 modules predicted, and what do the plans cost?",
+        asks="how accurate are predictions for held-out groups of 2 to 8 modules?",
         function="bench.cost.study:measure_cost",
         seconds=10,
     ),
@@ -147,4 +147,4 @@ _IN_ORDER = (
 )
 
 MEASUREMENTS = {measurement.name: measurement for measurement in _IN_ORDER}
-"""By name, in order of worth."""
+"""Measurements by name, by importance."""

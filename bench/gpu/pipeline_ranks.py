@@ -1,7 +1,7 @@
-"""A pipeline on one GPU: ranks are threads of one process, each with a copy of the model and a stream of its own.
+"""A pipeline on one GPU: ranks are threads of one process, each with a copy of the model and its own stream.
 
-What it can show is that schedules and messages between streams are right on CUDA, and what the executor costs there. It
-cannot show a gain: ranks share the GPU, and Python launches for one of them at a time.
+It tests schedules and messages between streams on CUDA, and measures the executor's overhead. It cannot show a
+speed-up, because ranks share the GPU and Python launches for one rank at a time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def measure_pipeline_ranks(bench: Bench, *, name: str = "llava") -> Iterator[Fig
     copies = [copy.deepcopy(model) for _ in range(RANKS)]
 
     def program(transport: InProcessTransport) -> tuple[dict[str, list[float]], dict[str, Gradients]]:
-        """Takes steps by each variant in turn; returns times of rounds that count, and this rank's first gradients."""
+        """Runs steps of the variants in turn; returns times of the timed rounds, and this rank's first gradients."""
         own, executor = copies[transport.rank], Executor(transport)
         runs: dict[str, Callable[[], object]] = {PLAIN: lambda: _plain_step(own, step)} if transport.rank == 0 else {}
         for variant, plan in plans.items():
@@ -81,7 +81,7 @@ def measure_pipeline_ranks(bench: Bench, *, name: str = "llava") -> Iterator[Fig
                 for variant, run in runs.items():
                     own.zero_grad()
                     if variant != PLAIN:
-                        transport.all_gather(variant)  # both ranks begin together
+                        transport.all_gather(variant)  # both ranks start together
                     began = time.perf_counter()
                     run()
                     if bench.on_gpu:
@@ -124,8 +124,8 @@ def _gradients(model: nn.Module) -> Gradients:
 
 
 def _difference(parts: Sequence[Tensor], expected: Tensor) -> float:
-    """Returns by how much the sum of ranks' gradients differs, as a share of the length; 1 where it is missing."""
+    """Returns the relative difference of the summed gradients of ranks; 1 if one is missing."""
     if not parts:
         return float(expected.norm() > 0)
     difference = torch.stack(list(parts)).sum(0) - expected
-    return float(difference.norm() / (1e-5 + expected.norm()))  # biases of keys have gradients of rounding alone
+    return float(difference.norm() / (1e-5 + expected.norm()))  # gradients of key biases are only rounding errors

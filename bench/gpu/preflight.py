@@ -1,4 +1,4 @@
-"""The needs of ``python -m bench.gpu`` on a bare machine, looked for before anything else; standard library only."""
+"""Checks the requirements of ``python -m bench.gpu``; needs only the standard library."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from bench import bundle
 
 TOP = bundle.TOP
 BUILT = TOP / "build" / "gpu"
-"""The folder of the built package: nothing is installed into the machine's Python."""
+"""Folder of the built package, outside the machine's Python."""
 
 
 @dataclass(frozen=True)
 class Package:
     name: str
-    """As pip knows it."""
+    """Name in pip."""
     imported: str
-    """As Python imports it."""
+    """Name of its module."""
     without: str
-    """The loss without it; empty where nothing can run."""
+    """The consequence of its absence; empty if it is required."""
     at_least: tuple[int, ...] = ()
 
 
@@ -49,20 +49,20 @@ PACKAGES = (
     Package("matplotlib", "matplotlib", "nothing here needs it"),
     Package("transformers", "transformers", "tests with models of transformers cannot run"),
 )
-"""In the order in which they are named."""
+"""Packages in order."""
 
 
 def missing_packages() -> tuple[Package, ...]:
-    """Returns what cannot be imported or is too old; imports nothing but the parents of submodules."""
+    """Returns packages that are missing or too old; imports only parents of submodules."""
     return tuple(package for package in PACKAGES if not _is_there(package))
 
 
 def bring_bundle() -> str:
-    """Installs the bundle that came with the tree, where something is missing; returns what there is to say.
+    """Installs the bundle if something is missing; returns a message.
 
-    What is installed goes before the machine's packages, here and in every process that this one starts.
+    The bundle precedes the machine's packages, here and in child processes.
     """
-    if bundle.SITE.is_dir():  # a run before this one installed it
+    if bundle.SITE.is_dir():  # installed by an earlier run
         _use_site()
     carried = {bundle.name_of(wheel) for wheel in bundle.WHEELS.glob("*.whl")}
     wanted = [package.name for package in missing_packages() if package.name in carried]
@@ -73,7 +73,7 @@ def bring_bundle() -> str:
     except bundle.BundleError as error:
         return str(error)
     _use_site()
-    return f"installed from the bundle: {', '.join(wanted)} and what they need"
+    return f"installed from the bundle: {', '.join(wanted)} and their dependencies"
 
 
 def _use_site() -> None:
@@ -96,23 +96,23 @@ def _is_there(package: Package) -> bool:
 
 
 def how_to_bring(missing: Sequence[Package]) -> str:
-    """Says in plain lines what is missing, what is lost without it, and how to bring it."""
+    """Returns lines with missing packages, the consequences, and remedies."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     lines = ["These Python packages are missing or too old:"]
-    lines += [f"  {p.name:16} {p.without or 'NEEDED: nothing can run without it'}" for p in missing]
+    lines += [f"  {p.name:16} {p.without or 'REQUIRED'}" for p in missing]
     wanted = {requirement.partition(">=")[0] for requirement in bundle.WANTED}
     more = " ".join(package.name for package in missing if package.name not in wanted)
     lines += [
         f"With a network:    python -m pip install {' '.join(package.name for package in missing)}",
-        "Without a network: where there is one,",
+        "Without a network, on another machine run",
         f"                   make gpu-bundle GPU_PYTHON={python}" + (f" GPU_MORE='{more}'" if more else ""),
-        f"                   then bring this folder with {bundle.WHEELS.relative_to(TOP)} in it and run this again",
+        f"                   then copy this folder with {bundle.WHEELS.relative_to(TOP)} and run this again",
     ]
     return "\n".join(lines)
 
 
 def missing_tools(*, to_build: bool) -> tuple[str, ...]:
-    """Returns what is missing besides packages, each with what to do."""
+    """Returns missing tools, each with a remedy."""
     result = []
     if to_build and shutil.which(os.environ.get("CXX", "g++")) is None:
         result.append("g++ is missing (Debian: apt-get install g++)")
@@ -127,7 +127,7 @@ def missing_tools(*, to_build: bool) -> tuple[str, ...]:
 
 
 def has_cuda_header() -> bool:
-    """Returns whether a ``cuda.h`` can be found where ``setup.py`` looks; it checks the version."""
+    """Returns True if ``setup.py`` finds a ``cuda.h``; it checks the version."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
     if any(next(folder.glob("*/include/cuda.h"), None) for folder in folders):
@@ -140,20 +140,20 @@ def has_cuda_header() -> bool:
 
 
 def why_no_gpu(load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> str | None:
-    """Returns why no GPU can be used here, or None where there is one; makes no context."""
+    """Returns the reason why no GPU can be used, or None; creates no context."""
     try:
         driver = load("libcuda.so.1")
     except OSError as error:
-        return f"there is no CUDA driver ({error})"
+        return f"the CUDA driver is missing ({error})"
     if not hasattr(driver, "cuInit"):
         return "libcuda.so.1 is not NVIDIA's driver (it has no cuInit)"
     status = driver.cuInit(0)
     if status != 0:
-        return f"the CUDA driver does not start (cuInit returned {status})"
+        return f"the CUDA driver fails (cuInit returned {status})"
     count = ctypes.c_int(0)
     status = driver.cuDeviceGetCount(ctypes.byref(count))
     if status != 0 or count.value == 0:
-        return f"the CUDA driver offers {count.value} GPUs (cuDeviceGetCount returned {status})"
+        return f"the CUDA driver has {count.value} GPUs (cuDeviceGetCount returned {status})"
     return None
 
 
@@ -166,14 +166,14 @@ runpy.run_path("setup.py", run_name="__main__")
 
 
 def build(log: Path, *, seconds: float) -> None:
-    """Builds the whole package, extensions included, below ``BUILT``, with its output in ``log``.
+    """Builds the package with its extensions in ``BUILT``, with output in ``log``.
 
     Raises:
-        subprocess.SubprocessError: It failed, or took longer than ``seconds``.
+        subprocess.SubprocessError: The build failed, or took longer than ``seconds``.
     """
-    from bench.processes import run_logged  # it needs packages that the bundle may have to bring
+    from bench.processes import run_logged  # may need packages of the bundle
 
-    for stale in (BUILT / "lib").rglob("*.py"):  # of a file that is gone by now, a copy may be left
+    for stale in (BUILT / "lib").rglob("*.py"):  # removes copies of deleted files
         stale.unlink()
     command = [sys.executable, "-c", BUILD, "--quiet", "build"]
     command += ["--build-lib", str(BUILT / "lib"), "--build-temp", str(BUILT / "temp")]
@@ -181,7 +181,7 @@ def build(log: Path, *, seconds: float) -> None:
 
 
 def environment_of_build() -> dict[str, str]:
-    """Returns an environment in which Python takes Mosaic from the build and everything else from this tree."""
+    """Returns an environment with Mosaic from the build and all else from this tree."""
     paths = [str(BUILT / "lib"), str(TOP), str(TOP / "tests")]
     if os.environ.get("PYTHONPATH"):
         paths.append(os.environ["PYTHONPATH"])
@@ -189,7 +189,7 @@ def environment_of_build() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of the packages that are there."""
+    """Returns the versions of installed packages."""
     result = {}
     for package in PACKAGES:
         try:

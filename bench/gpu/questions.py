@@ -1,7 +1,7 @@
-"""The questions of ``mosaic bench`` as measurements, and open questions about green contexts.
+"""The questions of ``mosaic bench`` as measurements, and further questions about green contexts.
 
-The questions answer: cost of contexts, whether ending them gives memory back, how many there can be (``pool``);
-confinement of a forward, and of a backward started on its lane (``isolation``).
+They answer the cost of contexts, the memory freed by destroying them and their maximum number (``pool``), and the
+confinement of forward and backward (``isolation``).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from mosaic.profiler import Counters, open_counters
 
 
 def measure_question(bench: Bench, *, name: str, grid: int = 8) -> Iterator[Figure]:
-    """Measures a question, with at most ``grid`` quotas; yields each row at once, so that no later error loses it."""
+    """Measures a question with at most ``grid`` quotas; yields rows immediately."""
     if name not in QUESTIONS:
-        yield missing_figure(name, f"this version has no question {name!r}; it has {', '.join(QUESTIONS)}")
+        yield missing_figure(name, f"unknown question {name!r}; choose one of: {', '.join(QUESTIONS)}")
         return
     setup = Setup(backend=bench.backend, settings=bench.settings(grid=grid), budget=bench.budget)
     for row in QUESTIONS[name].rows(setup):
@@ -40,7 +40,7 @@ def measure_question(bench: Bench, *, name: str, grid: int = 8) -> Iterator[Figu
 
 
 def figures_of(row: Row) -> Iterator[Figure]:
-    """Yields a figure for every number of a row; one without a number for an absent measurement."""
+    """Yields a figure per number of a row, and one without a number for an unavailable measurement."""
     if row.of == ABSENT:
         yield missing_figure("absent", row.note, {"what": str(row.labels["subject"])})
         return
@@ -53,7 +53,7 @@ def figures_of(row: Row) -> Iterator[Figure]:
 
 
 def measure_outside_backward(bench: Bench) -> Iterator[Figure]:
-    """Looks where a backward runs whose forward ran on a partition, started from the caller's own stream."""
+    """Finds the SMs of a backward started from the caller's stream, whose forward ran on a partition."""
     half = tuple(range(max(1, bench.device.num_slots // 2)))
     with bench.backend.open_lanes([half]) as lanes:
         lane = lanes.lane(half)
@@ -62,7 +62,7 @@ def measure_outside_backward(bench: Bench) -> Iterator[Figure]:
         bench.synchronize()
         labels = {"slots": str(len(half)), "backward started": "outside of the lane"}
         if not bench.on_gpu:
-            yield missing_figure("num_sms", "on the host an operator's backward runs where it is called", labels)
+            yield missing_figure("num_sms", "on the host an operator's backward runs on the caller's thread", labels)
             return
         driver = cuda.CudaDriver(bench.torch_device.index or 0)
         inside = set(driver.probe_stream(int(lane.stream.cuda_stream)))  # type: ignore[attr-defined]
@@ -72,7 +72,7 @@ def measure_outside_backward(bench: Bench) -> Iterator[Figure]:
 
 
 def _seen_in_backward(bench: Bench) -> tuple[torch.Tensor, list[int]]:
-    """Returns a loss, and a list to which its backward adds the stream that it runs on."""
+    """Returns a loss, and a list to which its backward appends its stream."""
     seen: list[int] = []
 
     class Look(torch.autograd.Function):
@@ -109,12 +109,12 @@ def measure_connections(bench: Bench) -> Iterator[Figure]:
                     times = [ms for _ in range(settings.rounds) for ms in steps.run(settings.steps_per_round)]
                     steps.close()
                 yield median_figure("step_ms", times, labels=labels)
-            except Exception as error:  # of any kind: the reason of this figure; other variants go on
+            except Exception as error:  # becomes the reason of this figure; other variants continue
                 yield missing_figure("step_ms", error, labels)
 
 
 WIDTH = 256
-RECORDED_STEPS = 100  # from the first one: lanes record the times of all calls in them
+RECORDED_STEPS = 100  # timelines record all calls
 
 
 class Towers(nn.Module):
@@ -161,15 +161,15 @@ def measure_launching(bench: Bench) -> Iterator[Figure]:
 
 WINDOW_S = 1.0
 NAMES = ("sm_occupancy", "sm_util", "dram_bandwidth")
-"""The first is the share of all warps that were active."""
+"""Counters; the first is the share of active warps."""
 
 
 def measure_warps(
     bench: Bench, *, name: str = "clip", batch: int = 8, counters: Counters | None = None
 ) -> Iterator[Figure]:
-    """Reads the counters over steps of the plain loop, and of the even split on green lanes, in per cent.
+    """Reads the counters during steps of the plain loop, and of the even split on green lanes, in percent.
 
-    Where there are none, or nobody may read them, the figure has the reason. ``counters`` are the device's by default.
+    If they are unavailable or not permitted, the figure has the reason. ``counters`` are by default the device's.
     """
     counters = counters or open_counters(bench.backend)
     if counters is None:

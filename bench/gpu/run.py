@@ -1,6 +1,6 @@
-"""The run of ``bench.gpu``: build, ladder, gpu tests, measurements, table.
+"""The run of ``bench.gpu``: build, ladder, GPU tests, measurements, table.
 
-No step can end it, and each leaves a whole file.
+No part can abort it, and the file is complete after each.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from bench.record import Figure, Part, Status, Study, one_line
 from mosaic.artifact import provenance, save, write_text
 
 TELLING = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_TF32", "OMP_", "MKL_", "PYTORCH_", "TORCH_", "MOSAIC_")
-"""Prefixes of environment variables that can change what is measured; values that are paths are left out."""
+"""Prefixes of environment variables that affect measurements; paths are omitted."""
 MIN_S = 4.0
-"""Time left under which no measurement is started."""
+"""Minimum remaining time to start a measurement."""
 DRY_SECONDS = 20.0
-"""Least soft bound of a measurement in a rehearsal: wide, since others may run, too."""
+"""Minimum soft limit of a measurement in a rehearsal."""
 RUNG_S = 20.0
-"""Most time of one rung: the first call of cuDNN reads a gigabyte of libraries."""
+"""Time limit of a rung: the first call of cuDNN reads a gigabyte of libraries."""
 
 
 class Record:
-    """The result file, its table and its log: whole after every step, so that a kill leaves all three."""
+    """The result file, its table and its log, complete after every part."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         origin = provenance()
@@ -68,7 +68,7 @@ class Record:
         self.write()
 
     def add(self, part: Part, figures: Sequence[Figure] = (), **more: Any) -> bool:
-        """Adds a part with its figures, says so in a line, and writes the file; returns whether it was done."""
+        """Adds a part with its figures, prints a line, and writes the file; returns True if it succeeded."""
         part = replace(part, reason=without_folders(part.reason), verdict=without_folders(part.verdict))
         figures = tuple(replace(figure, reason=without_folders(figure.reason)) for figure in figures)
         self.study = replace(
@@ -90,12 +90,12 @@ class Record:
 
 
 def command_text(arguments: Sequence[str]) -> str:
-    """Returns the command line as it may be published: of a path, its last part."""
+    """Returns the command line without folders, for publication."""
     return shlex.join(["python", "-m", "bench.gpu", *(Path(word).name if "/" in word else word for word in arguments)])
 
 
 def without_folders(text: str) -> str:
-    """Returns a message without the folders of this machine, since results are published."""
+    """Returns a message without folders, for publication."""
     folders = (str(preflight.BUILT / "lib"), str(preflight.TOP), sys.prefix, tempfile.gettempdir())
     for folder in sorted(folders, key=len, reverse=True):
         text = text.replace(f"{folder}{os.sep}", "")
@@ -103,7 +103,7 @@ def without_folders(text: str) -> str:
 
 
 def list_parts() -> None:
-    """Names everything that can be asked for, in order."""
+    """Prints all parts in order."""
     for rung in RUNGS.values():
         print(f"{rung.name:24} {'':4}    {rung.asks}")
     for measurement in MEASUREMENTS.values():
@@ -111,7 +111,7 @@ def list_parts() -> None:
 
 
 def unknown_names(only: Sequence[str]) -> list[str]:
-    """Returns the names that are neither a part's nor a group's."""
+    """Returns unknown names of parts or groups."""
     known = (*RUNGS, *MEASUREMENTS)
     return [wanted for wanted in only if not any(_is_below(name, wanted) for name in known)]
 
@@ -121,15 +121,15 @@ def run(options: argparse.Namespace) -> int:
     record = Record(options)
     print(f"writing {record.path}", flush=True)
     good = True
-    if not options.no_build:  # 1. the extension, where it runs
+    if not options.no_build:  # 1. the build
         good = _build(record)
         if good:
-            sys.path.insert(0, str(preflight.BUILT / "lib"))  # processes that measure start with this path,
-            os.environ.update(preflight.environment_of_build())  # and those that they start, with this one
+            sys.path.insert(0, str(preflight.BUILT / "lib"))  # path of measuring processes,
+            os.environ.update(preflight.environment_of_build())  # and of their children
     server = Server()
     server.warm_up()
-    good = _climb(record, server, options) and good  # 2. a minute that says what holds here
-    good = _measure(record, server, options, deadline) and good  # 3. in order of worth, gpu tests among them
+    good = _climb(record, server, options) and good  # 2. the ladder
+    good = _measure(record, server, options, deadline) and good  # 3. measurements and GPU tests, by importance
     for part, table in (("overlap", overlap_table), ("models", models_table)):
         if record.study.of(part):
             print(table(record.study))
@@ -144,7 +144,7 @@ def _build(record: Record) -> bool:
     reason = ""
     try:
         preflight.build(record.log, seconds=180)
-    except Exception as error:  # whatever a compiler or a disk can do
+    except Exception as error:  # a compiler or a disk may raise anything
         status = "failed"
         reason = f"{one_line(error, 300)}; the end of its output: {last_lines(record.log, since=start)}"
     seconds = round(time.monotonic() - began, 2)
@@ -153,7 +153,7 @@ def _build(record: Record) -> bool:
 
 
 def _climb(record: Record, server: Server, options: argparse.Namespace) -> bool:
-    """Takes every rung of the ladder, each in a process of its own; none ends another."""
+    """Runs the rungs of the ladder, each in its own process."""
     good = True
     for rung in RUNGS.values():
         if is_chosen(options, rung.name):
@@ -163,7 +163,7 @@ def _climb(record: Record, server: Server, options: argparse.Namespace) -> bool:
 
 
 def _measure(record: Record, server: Server, options: argparse.Namespace, deadline: float) -> bool:
-    """Takes every measurement in its share of the time that is left; returns whether the gpu tests passed."""
+    """Runs the measurements within their shares of the remaining time; returns True if the GPU tests passed."""
     good = True
     chosen = [m for m in MEASUREMENTS.values() if is_chosen(options, m.name)]
     chosen = [m for m in chosen if m.in_dry_run or not is_rehearsal(options)]
@@ -199,12 +199,12 @@ def _order(
 
 
 def is_rehearsal(options: argparse.Namespace) -> bool:
-    """Returns whether no number means anything."""
+    """Returns True if the numbers are meaningless."""
     return options.small or options.dry_run
 
 
 def is_chosen(options: argparse.Namespace, name: str) -> bool:
-    """Returns whether to take a part; models need the ceilings for their bounds."""
+    """Returns True if a part is selected; models need the ceilings for their bounds."""
     needed = name == "ceilings" and any(wanted.startswith("models") for wanted in options.only)
     return needed or not options.only or any(_is_below(name, wanted) for wanted in options.only)
 

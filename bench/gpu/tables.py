@@ -1,4 +1,4 @@
-"""Tables of GPU results: one for the terminal, and those that stand in the README."""
+"""Tables of GPU results, for the terminal and for pages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from bench.record import Figure, Study
 
 
 def text_table(study: Study) -> str:
-    """Returns everything in a result as plain lines, part by part."""
+    """Returns all figures of a result as lines, by part."""
     lines = [head_line(study), ""]
     if study.dry_run:
-        lines += ["DRY RUN at the smallest sizes: no number below means anything.", ""]
+        lines += ["DRY RUN at minimal sizes: the numbers are meaningless.", ""]
     for part in study.parts:
         lines.append(f"{part.name}: {part.asks} [{part.status}, {part.seconds:.1f} s]")
         lines += [f"    {text}" for text in (part.verdict, part.reason) if text]
@@ -23,7 +23,7 @@ def text_table(study: Study) -> str:
 
 
 def head_line(study: Study) -> str:
-    """Returns where and when a result was made."""
+    """Returns machine, versions, date and commit of a result."""
     machine = study.machine.name if study.machine is not None else "an unknown machine"
     driver = f", driver {study.driver_version}" if study.driver_version else ""
     machine = f"DRY RUN on {machine}" if study.dry_run else machine
@@ -31,7 +31,7 @@ def head_line(study: Study) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Returns a number with so many significant digits, without an exponent."""
+    """Formats a number with significant digits, without an exponent."""
     if value is None:
         return "-"
     if value == 0 or abs(value) >= 10 ** (digits - 1):
@@ -48,7 +48,7 @@ def _text_row(figure: Figure) -> str:
 
 
 MAX_LOSS_DIFFERENCE = 0.02
-"""Relative difference of losses that is put down to the order of sums in half precision; over it, no time counts."""
+"""Tolerance of losses in half precision; above it, times do not count."""
 NOT_YET = "not measured yet\n"
 _VARIANTS = (
     *("plain", "plain, one CUDA graph", "plain streams"),
@@ -64,7 +64,7 @@ _STEPS = (
 
 
 def pool_table(study: Study) -> str:
-    """Returns the cost of making and lending contexts, a row for each figure."""
+    """Returns the cost of creating and acquiring contexts, a row per figure."""
     rows = [
         (figure.name, ", ".join(f"{name} {value}" for name, value in figure.labels.items()), number(figure.value))
         for figure in study.of("pool")
@@ -74,7 +74,7 @@ def pool_table(study: Study) -> str:
 
 
 def scaling_table(study: Study) -> str:
-    """Returns time by quota, a row for each kernel."""
+    """Returns time by quota, a row per kernel."""
     figures = [figure for figure in study.of("scaling", "time_ms") if figure.value is not None]
     quotas = sorted({int(figure.labels["quota"]) for figure in figures})
     works = list(dict.fromkeys(figure.labels["work"] for figure in figures))
@@ -84,7 +84,7 @@ def scaling_table(study: Study) -> str:
 
 
 def overlap_table(study: Study) -> str:
-    """Returns a step of two modules on every way of sharing, and which part of the gain quotas earn."""
+    """Returns a step of two modules by variant, and the gains by concurrency and quotas."""
     figures = [figure for figure in study.of("overlap", "step_ms") if figure.value is not None]
     variants = list(dict.fromkeys(figure.labels["variant"] for figure in figures))
     cells = {
@@ -106,7 +106,7 @@ def overlap_table(study: Study) -> str:
 
 
 def models_table(study: Study) -> str:
-    """Returns the six models: step times and speed-ups, both measured, and the roofline's bound, which is predicted."""
+    """Returns measured step times and speed-ups of the six models, and the predicted roofline bound."""
     steps = study.of("models", "step_ms")
     keys = dict.fromkeys((figure.labels["model"], figure.labels["batch"], figure.part) for figure in steps)
     models = list(dict.fromkeys(model for model, *_ in keys))
@@ -135,14 +135,14 @@ def _step_cell(study: Study, part: str, variant: str) -> str:
 
 
 def _differs_by(study: Study, figure: Figure) -> float:
-    """Returns by how much a variant's losses differ from the plain loop's where that is too much, and 0 otherwise."""
+    """Returns the difference of a variant's losses from the plain loop's if it is too large, otherwise 0."""
     far = _same(study, figure.part, "loss_difference", figure, ("variant", "plan"))
     value = 0.0 if far is None or far.value is None else far.value
     return 0.0 if value <= MAX_LOSS_DIFFERENCE else value
 
 
 def _why_not(steps: tuple[Figure, ...]) -> tuple[str, ...]:
-    """Returns one line for each variant and reason, with the models that it is of."""
+    """Returns a line per variant and reason, with its models."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for figure in steps:
         if figure.value is None:
@@ -174,6 +174,6 @@ def _median(figure: Figure | None) -> str:
 
 
 def _same(study: Study, part: str, name: str, like: Figure, labels: tuple[str, ...]) -> Figure | None:
-    """Returns the figure of another name that was measured of the same thing."""
+    """Returns the figure of another name for the same subject."""
     wanted = {label: like.labels.get(label) for label in labels}
     return next((f for f in study.of(part, name) if {label: f.labels.get(label) for label in labels} == wanted), None)

@@ -1,1 +1,1 @@
-"""Figures of papers: their numbers, baselines, models, data sets and workloads."""
+"""The papers' figures, baselines, models, data sets and workloads."""

@@ -1,6 +1,6 @@
-"""Pipelines' baselines of papers: nnScaler's and Optimus's orders.
+"""Baselines of the papers: the orders of nnScaler and Optimus.
 
-``PAPER_BASELINES`` has them beside those that the product has (``mosaic.pipelining.baselines``).
+``PAPER_BASELINES`` also has those of ``mosaic.pipelining.baselines``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from mosaic.pipelining.tasks import Orders, TaskGraph
 def encoders_before(graph: TaskGraph, partition: Partition) -> tuple[Orders, ...]:
     """Every forward of every encoder, the backbone by 1F1B, every backward of every encoder (Optimus, coarse-grained).
 
-    The backbone is the last module; it is interleaved where it has several segments.
+    The backbone is the last module; it is interleaved if it has several segments.
 
     Raises:
-        ValueError: A module of several does not feed the last, or the microbatches do not divide.
+        ValueError: A module does not feed the last one, or the number of microbatches is not divisible.
     """
     *encoders, backbone = partition.modules
     num_ranks, count = partition.num_ranks, num_microbatches_of(graph)
@@ -56,7 +56,7 @@ def _cut_for_optimus(request: Request) -> Partition:
     backbone = backbone_of(request.model)
     if backbone != names[-1] or any(feed.source == backbone for feed in request.model.feeds):
         raise ValueError(
-            f"{names[-1]!r} comes after the backbone {backbone!r}; Optimus puts encoders before it and knows no "
+            f"{names[-1]!r} comes after the backbone {backbone!r}; Optimus places encoders before it and has no "
             "decoders: use another baseline"
         )
     divides = len(request.microbatches) % request.num_ranks == 0
@@ -66,7 +66,7 @@ def _cut_for_optimus(request: Request) -> Partition:
 _OWN = (
     Baseline(
         name="nnscaler*",
-        description="the best mixed partition for a representative step, once and for all, by 1F1B",
+        description="the best mixed partition for a representative step, with 1F1B",
         cut=cut_by("mixed-time", 1),
         order=one_f_one_b,
     ),

@@ -1,4 +1,4 @@
-"""Samples that follow the data sets of PipeWeaver's Fig. 3, of which the text gives few numbers.
+"""Random samples like the data sets of PipeWeaver's Fig. 3, of which the text has few numbers.
 
 Text tokens beside an image or a second of video are lognormal here: positive, with a long tail, as the figure shows
 them. The means are the data sets' own or PipeWeaver's where a source is named; spreads (of the logarithm) are assumed:
@@ -84,12 +84,12 @@ DATA_SETS: Mapping[str, Draw] = MappingProxyType(
         "mmtrail": _clips(80, 0.4, 4.5, 0.7),
     }
 )
-"""What draws a sample of each."""
+"""Sampling functions by data set."""
 
 IMAGE_MIXTURE: Mapping[str, float] = MappingProxyType({"obelics": 0.4, "laion-2b": 0.4, "scienceqa": 0.2})
-"""Shares of samples; PipeWeaver does not say its own."""
+"""Shares of samples; PipeWeaver does not state them."""
 VIDEO_MIXTURE: Mapping[str, float] = MappingProxyType({"sharegpt4video": 0.2, "internvid": 0.4, "mmtrail": 0.4})
-"""Shares of samples; PipeWeaver does not say its own."""
+"""Shares of samples; PipeWeaver does not state them."""
 
 
 CONTEXT = 8192
@@ -116,7 +116,7 @@ def draw_step(mixture: Mapping[str, float], *, num_microbatches: int, seed: int)
 
 
 def _cut(sample: Microbatch) -> Microbatch:
-    """Returns a sample that fits by itself: with as many images and as much text and video as there is room for."""
+    """Returns a sample truncated to the size of a microbatch."""
     images = min(sample.images, CONTEXT // IMAGE_TOKENS)
     tokens = min(sample.text_tokens, CONTEXT - IMAGE_TOKENS * images)
     return replace(sample, text_tokens=tokens, images=images, video_s=min(sample.video_s, MAX_VIDEO_S))

@@ -1,7 +1,7 @@
-"""Masks drawn at random, of the three kinds that Cornstarch measures (Fig. 11), and the causal one.
+"""Random masks of the three kinds measured by Cornstarch (Fig. 11), and the causal mask.
 
-Its modality tokens see all of their own encoder's output and nothing else; text sees what came before. Lengths are
-drawn by us: the paper does not print its own.
+Modality tokens see all of their encoder's output and nothing else; text sees earlier tokens. Lengths are random,
+because the paper does not state them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DOCUMENT_TOKENS = 16384
 
 def prepended(num_tokens: int, seed: int = 0) -> MaskWords:
     """Draws a sequence that begins with the outputs of two encoders, of a fifth to three fifths in all (EP)."""
-    draw = np.random.RandomState(seed)  # its numbers are the same in every version of numpy
+    draw = np.random.RandomState(seed)  # stable across versions of numpy
     share, first = draw.uniform(0.2, 0.6), draw.uniform(0.3, 0.7)
     lengths = [int(num_tokens * share * first), int(num_tokens * share * (1 - first))]
     return _document([1, 2, 0], [*lengths, num_tokens - sum(lengths)])
@@ -51,7 +51,7 @@ DRAWN: dict[str, Callable[[int, int], MaskWords]] = {
     "ee": embedded,
     "mp": multimodal_packed,
 }
-"""By the paper's names: what makes a mask of so many tokens from a seed."""
+"""Functions from a number of tokens and a seed to a mask, by the paper's names."""
 
 
 def _embedded(num_tokens: int, draw: np.random.RandomState, max_images: int) -> MaskWords:

@@ -1,4 +1,4 @@
-"""The one table of pipelined models known by name, with how the papers spread them over devices.
+"""The table of pipelined models, with the papers' distribution over devices.
 
 Tokens. An image is 169 tokens of the backbone in PipeWeaver (section 8). What the ViT computes for them it does not
 say. We take 26 x 26 patches, merged 2 x 2 before the backbone, as current models do. That agrees with its evaluation:
@@ -74,7 +74,7 @@ as ViT 22B has none. GPT 175B is Brown et al. 2020, Table 2.1.
 
 
 PATCHES_PER_TOKEN = 4
-"""That its ViTs merge; see the head of this file."""
+"""Patches merged into a token by its ViTs; see the module docstring."""
 VIDEO_TOKENS_PER_S = 512.0
 """Of a second of video in a DiT."""
 EVA_TOKENS = 1024
@@ -101,12 +101,12 @@ class KnownModel:
     """The context ranks' shares of sequences."""
 
     def cluster(self) -> Cluster:
-        """Returns as many devices as it ran on, in whole nodes."""
+        """Returns its devices in the paper, in whole nodes."""
         count = self.degrees.num_devices
         return find_cluster(self.device, count if count <= 8 else -(-count // 8) * 8)
 
     def model(self) -> PipelineModel:
-        """Returns its modules as tables of layers, where and as it ran."""
+        """Returns its modules as tables of layers, on the paper's devices."""
         modules = tuple(self._modules(RankHardware(cluster=self.cluster(), degrees=self.degrees)))
         last = modules[-1].name
         return PipelineModel(

@@ -1,4 +1,4 @@
-"""The printed figures of papers, from their files, and the newest kept figures beside them."""
+"""The papers' figures, from their files, and our newest figures."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ PAPERS = ("mosaic", "spindle", "cornstarch", "pipeweaver")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer(StrictFile):
-    """Figures of a study that stand beside a paper's."""
+    """Figures of a study to compare with a paper's."""
 
     study: str
-    """Of the kept files; ``gpu`` is ``bench.gpu``."""
+    """Name of the study; ``gpu`` is ``bench.gpu``."""
     names: str
-    """Regular expression of whole names; its groups say what each value is of."""
+    """Regular expression of whole names; its groups are the subject of a value."""
     part: str = ""
-    """Part of the study that they belong to; empty for any."""
+    """Part of the study; empty for any."""
     by: tuple[str, ...] = ()
-    """Labels that say what each value is of, after the groups."""
+    """Labels of the subject of a value, after the groups."""
     says: str = ""
     """A description of the values, with their unit."""
     percent: bool = False
-    """True if shares are shown in per cent."""
+    """True if shares are shown in percent."""
     device: str = ""
     """The described device of a prediction or a simulation; empty for the study's machine."""
 
@@ -57,18 +57,18 @@ class PaperRow(StrictFile):
 
     at: str
     where: str
-    """The section that tells of it."""
+    """Its section."""
     shows: str
     """Its content, with the unit."""
     theirs: Mapping[str, str]
-    """Values as printed in the text, by what they are of."""
+    """Values printed in the text, by subject."""
     ours: tuple[Answer, ...] = ()
     why_not: str = ""
-    """Why nothing does, after ``not yet: `` or ``no longer: ``."""
+    """Reason for its absence, after ``not yet: `` or ``no longer: ``."""
 
     def __post_init__(self) -> None:
         if bool(self.ours) == bool(self.why_not):
-            raise ValueError(f"{self.at}: give [[rows.ours]] or why_not, one of both")
+            raise ValueError(f"{self.at}: use either [[rows.ours]] or why_not")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class Paper(StrictFile):
     source: str
     testbed: str
     pictures: str
-    """Figures and tables that are left out, and why."""
+    """Omitted figures and tables, and the reason."""
     rows: tuple[PaperRow, ...] = field(default=())
 
 
@@ -90,7 +90,7 @@ def read_paper(name: str) -> Paper:
 
 
 def printed(paper: str, at: str) -> Mapping[str, str]:
-    """Returns what a paper printed in one figure or table, for studies that show it beside theirs.
+    """Returns the printed values of a paper's figure or table.
 
     Raises:
         KeyError: The paper's file has no such figure.
@@ -103,15 +103,15 @@ def printed(paper: str, at: str) -> Mapping[str, str]:
 
 HEADS = ("figure", "shows", "theirs", "ours", "how", "device", "date, commit")
 MAX_VALUES = 9
-"""More of one answer are given as their range, by the first word that says what they are of."""
+"""Maximum number of values; more are shown as ranges, by the first word of their subject."""
 Newest = Mapping[str, Sequence[Study]]
-"""Kept studies by name, those to be asked first in front."""
+"""Studies by name, in order of preference."""
 Line = tuple[str, ...]
 """Values with their source and command, device, and date."""
 
 
 def kept_studies(studies: Iterable[Study]) -> Newest:
-    """Returns kept results by study: full ones before quick ones, the newest first; rehearsals do not count."""
+    """Returns results by study: full ones before quick ones, the newest first; without rehearsals."""
     by_name: dict[str, list[Study]] = {}
     for study in sorted(studies, key=lambda study: ("--quick" not in study.command, study.created), reverse=True):
         if not study.dry_run:
@@ -125,7 +125,7 @@ def paper_table(paper: Paper, newest: Newest) -> str:
 
 
 def _lines(row: PaperRow, newest: Newest) -> Iterator[Line]:
-    """Yields the lines of a figure: what there is, then what there is not, one line for each reason."""
+    """Yields the lines of a figure: our values, then a line per reason for missing ones."""
     lines: list[Line] = [(row.why_not, "", "", "")] if row.why_not else []
     lacking: dict[tuple[str, str], list[str]] = {}
     for answer in row.ours:
@@ -143,7 +143,7 @@ def _lines(row: PaperRow, newest: Newest) -> Iterator[Line]:
 
 
 def _answers(answer: Answer, studies: Sequence[Study]) -> tuple[list[Line], str]:
-    """Returns a line for each source of the first study that has any value; otherwise why there is none."""
+    """Returns a line per source of the first study with values, or the reason for their absence."""
     reasons: dict[str, None] = {}
     for study in studies:
         rows = list(_matching(answer, study))
@@ -155,12 +155,12 @@ def _answers(answer: Answer, studies: Sequence[Study]) -> tuple[list[Line], str]
             return [(text, f"{source}, `{answer.command}`", machine, origin) for source, text in texts.items()], ""
         reasons |= dict.fromkeys(figure.reason for figure, _ in rows)
     if not studies:
-        return [], "no run on a GPU kept" if answer.study == "gpu" else "no result kept"
-    return [], "; ".join(reasons) or "the kept results do not have it"
+        return [], "no result of a GPU" if answer.study == "gpu" else "no result"
+    return [], "; ".join(reasons) or "missing in the results"
 
 
 def _matching(answer: Answer, study: Study) -> Iterator[tuple[Figure, str]]:
-    """Yields each figure that answers, and what it is of."""
+    """Yields each matching figure and its subject."""
     for figure in study.of(answer.part) if answer.part else study.figures:
         if match := re.fullmatch(answer.names, figure.name):
             words = [*match.groups(default=""), *(figure.labels.get(label, "") for label in answer.by)]
@@ -168,7 +168,7 @@ def _matching(answer: Answer, study: Study) -> Iterator[tuple[Figure, str]]:
 
 
 def _shown(answer: Answer, rows: Iterable[tuple[Figure, str]], source: Source) -> str:
-    """Returns the values of one source, or their ranges where there are many."""
+    """Returns the values of one source, or their ranges if there are many."""
     scale = 100 if answer.percent else 1
     values = [(of, scale * figure.value) for figure, of in rows if figure.value is not None and figure.source == source]
     if len(values) <= MAX_VALUES:

@@ -1,1 +1,1 @@
-"""The study of planned pipelines: figures of PipeWeaver and Cornstarch, and how fast and how good planning is."""
+"""The study of planned pipelines: figures of PipeWeaver and Cornstarch, and planning time and quality."""

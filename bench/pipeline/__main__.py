@@ -1,11 +1,11 @@
-"""The study of planned pipelines: steps on the papers' devices, simulated, and how fast planning is.
+"""The study of planned pipelines: simulated steps on the papers' devices, and planning times.
 
 ``python -m bench.pipeline [--quick] [--json FILE]``
 
-Microbatches are drawn like the papers' data sets, and partitions are made for other steps than those that run. A
-baseline has the first strategy for all layers that fits, of keeping everything and recomputation. Times of planning
-are measured on this machine; ``bench.pipeline.measured`` has steps that run. Every part runs in a process of its own
-that is ended in time. ``--quick``: small steps, within a minute on two quiet cores.
+Microbatches are random, like the papers' data sets, and partitions are made for other steps than those simulated. A
+baseline recomputes all layers if keeping all activations does not fit. Planning times are measured on this machine;
+``bench.pipeline.measured`` measures steps. Every part runs in its own process with a time limit. ``--quick``: small
+steps, within a minute on two idle cores.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from itertools import chain
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded: idle threads would spin on others' cores
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded: spinning idle threads take cores
 
 from bench.harness import PartedStudy, StudyPart
 from bench.pipeline import simulated

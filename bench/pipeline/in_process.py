@@ -1,7 +1,7 @@
-"""Ranks that are threads of one process: one GPU, or none, runs a pipeline of any number of ranks.
+"""Ranks as threads of one process: runs a pipeline of any number of ranks on at most one GPU.
 
-A sender's tensors are copied on its stream as they are posted, and the receiver's stream waits for that copy. Either
-end of a message ends once both are posted.
+A sender's tensors are copied on its stream when they are posted, and the receiver's stream waits for the copy. Both
+ends of a message complete once both are posted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mosaic.ranks.world.progress import THE_LOOP, RankProgress
 
 _Result = TypeVar("_Result")
 _Key = tuple[int, int, bool, LanePair, int]
-"""From which rank to which, whether forward, between which lanes, and the number of the message among those."""
+"""Source and target rank, direction, lanes, and number of a message."""
 
 
 class InProcess:
@@ -39,7 +39,7 @@ class InProcess:
         self._left: set[int] = set()
 
     def run(self, program: Callable[[InProcessTransport], _Result]) -> tuple[_Result, ...]:
-        """Runs a program on each rank, in a thread of its own, and returns their results.
+        """Runs a program on each rank in its own thread, and returns the results.
 
         Raises:
             BaseException: The first that a rank raised.
@@ -98,7 +98,7 @@ class InProcess:
 
 
 class InProcessTransport:
-    """The transport of a rank, in the place of ``mosaic.ranks.pipeline.transport.Transport``."""
+    """The transport of a rank; replaces ``mosaic.ranks.pipeline.transport.Transport``."""
 
     def __init__(self, ranks: InProcess, rank: int, size: int) -> None:
         self.rank, self.size, self.line = rank, size, tuple(range(size))
@@ -107,7 +107,7 @@ class InProcessTransport:
         self._numbers: defaultdict[Any, itertools.count[int]] = defaultdict(itertools.count)
 
     def open_lanes(self, pairs: Iterable[LanePair]) -> None:
-        """Does nothing: each channel has numbers of its own."""
+        """Does nothing, because each channel has its own numbers."""
 
     def post(self, messages: Sequence[Message], tensors: Sequence[Tensors | None]) -> list[_Posted]:
         posted = []

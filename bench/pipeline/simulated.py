@@ -1,4 +1,4 @@
-"""Steps of PipeWeaver's and Cornstarch's models, simulated on their own devices as described."""
+"""Simulated steps of PipeWeaver's and Cornstarch's models on their described devices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS_FOR_PARTITION = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A model of a paper on the devices that it had there."""
+    """A model of a paper on the paper's devices."""
 
     name: str
     num_microbatches: int = 16
@@ -175,7 +175,7 @@ def figure_14(names: Sequence[str], seconds: float, num_microbatches: int = 64) 
 
 
 def cornstarch_frozen(text: str) -> Iterator[Figure]:
-    """1F1B of parts that are balanced by what trains, or as if all trained (Table 3; 10 and 11)."""
+    """1F1B of parts that are balanced with and without knowledge of frozen modules (Tables 3, 10 and 11)."""
     at = {"s": "Table 10", "m": "Table 3", "l": "Table 11"}[text]
     for name in ("vlm-s", "vlm-m", "vlm-l", "alm-s", "alm-m", "alm-l"):
         job = Job(name=f"cornstarch-{name}-llm-{text}", num_microbatches=24)

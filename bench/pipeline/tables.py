@@ -1,4 +1,4 @@
-"""The table of measured pipelines: a row for each model and number of ranks."""
+"""The table of measured pipelines: a row per model and number of ranks."""
 
 from __future__ import annotations
 

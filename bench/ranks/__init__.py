@@ -1,1 +1,1 @@
-"""The same loop on many ranks."""
+"""The study of planners on many ranks."""

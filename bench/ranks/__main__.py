@@ -1,4 +1,4 @@
-"""Planners compared on many described GPUs, and rows that travel between two ranks of this machine.
+"""The study of planners on many described GPUs, and of row routing between two ranks of this machine.
 
 ``python -m bench.ranks [--quick] [--json FILE]``
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-# OpenMP reads this once, when torch is loaded; a rank has one thread, and idle ones that spin would take its core.
+# OpenMP reads this once, when torch is loaded; spinning idle threads would take a rank's core
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from functools import partial
@@ -21,7 +21,7 @@ from bench.ranks.links import links
 from bench.ranks.simulated import large_cluster, scaling
 
 TOO_LARGE = ("qwen3-vl", "unified-io-2", "ctvlm")
-"""Models of Fig. 9 that no device of 80 GB holds at this batch on 8 GPUs; compared without that limit."""
+"""Models of Fig. 9 that do not fit into 80 GB at this batch on 8 GPUs; compared without a memory limit."""
 FIGURE_9 = (
     *(f"{name}-paper" for name in ("clip", "imagebind", "qwen3-vl", "unified-io-2", "ctvlm")),
     *(f"{name}-table1" for name in ("imagebind", "ofasys", "qwen3-vl", "unified-io-2")),

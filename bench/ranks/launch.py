@@ -1,4 +1,4 @@
-"""Ranks of a gloo group, forked from a process that has loaded torch: they start at once, and are ended in time."""
+"""Ranks of a gloo group, forked from a process that has loaded torch, with a time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that travel between gloo ranks: measured, and predicted from what ``colocate`` measures at other sizes."""
+"""Row routing between gloo ranks: measured, and predicted from ``colocate``'s measurements at other sizes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Many described GPUs: every planner's plan of one model under one cost model, and its simulated step.
+"""Every planner's plan and simulated step on many described GPUs, with one cost model.
 
-No barrier ends a stage: a module starts when its inputs are there and its slots are free. Rows travel to its ranks and
-back (``RankedCost``), and gradients are summed meanwhile on a network that all modules of a device share. Planners do
-not know that sharing; ``auto`` chooses its plan by this very step (``mosaic.solver.runnable``). Spindle's slices,
-which cannot be run, may be faster. Papers' numbers stand in a label; they are of other hardware and details.
+No barrier ends a stage: a module starts when its inputs are ready and its slots are free. Rows are sent to its ranks
+and back (``RankedCost``), and gradients are reduced meanwhile on a network that all modules of a device share. Only
+``auto`` models this sharing: it chooses its plan by this simulated step (``mosaic.solver.runnable``). Spindle's slices,
+which cannot run, may be faster. Labels have the papers' numbers, for other hardware and details.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The cost of training that is left alone: its saves, its loader, its start."""
+"""The study of daily retraining."""

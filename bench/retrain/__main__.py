@@ -1,4 +1,4 @@
-"""A day that is killed again and again: does it end with the bits of an undisturbed one?
+"""The study of killed days: do they end with the bits of undisturbed days?
 
 ``python -m bench.retrain [--quick] [--json FILE]``
 """

@@ -1,6 +1,6 @@
-"""Days that are killed all the time beside undisturbed days: do they end with the same bits?
+"""Compares repeatedly killed days with undisturbed days, bit for bit.
 
-A chain of kills runs a folder, kills it at instants drawn by a seed, and runs it again, until nothing is left to do.
+A chain runs a folder, kills it at random times, and runs it again until nothing is left to do.
 ``python -m bench.retrain [--quick] [--json FILE]``
 """
 
@@ -43,11 +43,11 @@ _PROGRAM = "import sys; from mosaic.cli.main import main; main(sys.argv[1:])"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """A kill that fell."""
+    """A kill."""
 
     target: Target
     left: int
-    """Processes that should have ended by it, and had not after a while."""
+    """Processes that did not end after the kill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""The study of the solvers on generated instances: proofs, times, gains over other planners."""
+"""The study of the solvers on random instances: proofs, times, gains over other planners."""

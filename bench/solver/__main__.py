@@ -1,8 +1,8 @@
-"""The study of the solvers on made-up instances: plan quality, proofs, and search times.
+"""The study of the solvers on random instances: plan quality, proofs, and search times.
 
 ``python -m bench.solver [--quick] [--json FILE]``
 
-Every part runs in a process of its own that is ended in time, and the file is written anew after each part.
+Every part runs in its own process with a time limit, and the file is written after each part.
 ``--quick``: within a minute on two quiet cores; without it about half an hour.
 """
 

@@ -1,4 +1,4 @@
-"""Made-up instances with the modules and the heterogeneity of the Mosaic paper's Table 1. All times are simulated.
+"""Random instances with the modules and the heterogeneity of the Mosaic paper's Table 1. All times are simulated.
 
 Shapes::
 

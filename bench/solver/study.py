@@ -1,4 +1,4 @@
-"""Plans on made-up instances: proofs, bounds and search times, and other planners' steps over the exact plan's.
+"""Plans of random instances: proofs, bounds and search times, and other planners' steps over the exact plan's.
 
 Gains are simulated, search times are measured on this machine.
 """
@@ -56,7 +56,7 @@ def search(instance: Instance, *, seconds: float) -> Searched:
 
 
 def plan_of(instance: Instance, *, method: str = "exact", seconds: float, **search: object) -> Plan:
-    """Plans an instance; Algorithm 1 has an hour, since its paper ends it by no clock."""
+    """Plans an instance; Algorithm 1, which has no time limit in its paper, gets an hour."""
     limits = SearchLimits(effort=3600.0 if method == "gahc" else seconds)
     options = SearchOptions(limits=limits, **search)  # type: ignore[arg-type]
     device, count = instance.device, instance.num_devices
@@ -100,7 +100,7 @@ def ten_modules(*, seeds: int, seconds: float) -> Iterator[Figure]:
 
 
 def held_memory(*, seeds: int, sizes: Sequence[int], seconds: float) -> Iterator[Figure]:
-    """Memory that modules keep across stages, where it is tight."""
+    """Memory held across stages, if it is tight."""
     for size in sizes:
         plans = [
             plan_of(

@@ -1,1 +1,1 @@
-"""The sweep: models and loops that people write, trained in the plain way and colocated, compared bit for bit."""
+"""The sweep: models and loops, trained plain and colocated, and compared bit for bit."""

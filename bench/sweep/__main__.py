@@ -1,12 +1,11 @@
-"""Trains models of transformers, and odd nets and loops, in the plain way and colocated, and compares bit for bit.
+"""Trains models of transformers, and unusual nets and loops, plain and colocated, and compares bit for bit.
 
 ``python -m bench.sweep [--pipeline | --operators | --backend cuda|cuda-graphs] [--quick] [--only NAME] [--out FILE]``
 
-All modules that are found are placed side by side by force: on lanes of one thread each, or on a slot of a GPU each.
-Each case runs in a process of its own and ends in one word: ``equal, on lanes``; ``equal within rounding`` on a GPU,
-where kernels may differ; ``equal, in place``; ``refused`` before training; ``raised`` by Mosaic in training;
-``different, as told`` by ``describe()``; ``different``, without a word; ``crashed`` where the plain loop runs, which
-includes hanging.
+All modules are placed side by side: on lanes of one thread each, or on a slot of a GPU each. Each case runs in its own
+process and has one outcome: ``equal, on lanes``; ``equal within rounding`` on a GPU, where kernels may differ; ``equal,
+in place``; ``refused`` before training; ``raised`` by Mosaic in training; ``different, as told`` by ``describe()``;
+``different`` without a warning; ``crashed`` or hanging, although the plain loop runs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-import torch._dynamo  # once, here: every process forks from this one
+import torch._dynamo  # once, because every process forks from this one
 
 from bench.harness import study_of
 from bench.processes import PartFailedError, within
@@ -64,14 +63,14 @@ PIPELINE = Trial(study=tables.PIPELINE_STUDY, judge=judge_parted, outcomes=table
 
 
 def main() -> None:
-    """Runs the sweep; ends with 1 if a case is different or crashed."""
+    """Runs the sweep; exits with 1 if a case is different or crashed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--pipeline", action="store_true", help="cut models into chunks, in the place of lanes")
+    choice.add_argument("--pipeline", action="store_true", help="cut models into chunks instead of lanes")
     choice.add_argument("--operators", action="store_true", help="torch's operators on results of lanes")
-    choice.add_argument("--backend", choices=LANES, default="host", help="whose lanes run the modules (default: host)")
+    choice.add_argument("--backend", choices=LANES, default="host", help="backend of the lanes (default: host)")
     parser.add_argument("--quick", action="store_true", help="a few cases of each kind")
-    parser.add_argument("--only", metavar="NAME", help="the cases of this name, pattern or kind")
+    parser.add_argument("--only", metavar="NAME", help="cases of this name, pattern or kind")
     parser.add_argument("--out", type=Path, help="write the result here")
     options = parser.parse_args()
     if options.operators:

@@ -1,4 +1,4 @@
-"""The list of all cases: the models of transformers, and the files of odd nets and loops."""
+"""The list of all cases: models of transformers, and files of unusual nets and loops."""
 
 from __future__ import annotations
 

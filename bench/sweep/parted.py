@@ -1,4 +1,4 @@
-"""The outcome of a model that is cut into chunks, as a pipeline runs them: equal, refused, different or crashed."""
+"""The outcome of a model cut into chunks, as in a pipeline: equal, refused, different or crashed."""
 
 from __future__ import annotations
 

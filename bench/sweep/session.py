@@ -1,4 +1,4 @@
-"""One run of a case: what its loop notes, and the models that it colocates where lanes are wanted."""
+"""A run of a case: the recorded values of its loop, and its colocated models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words in which a case can end, and the tables of how many cases of each kind ended how."""
+"""The outcomes of cases, and tables of their numbers by kind."""
 
 from __future__ import annotations
 

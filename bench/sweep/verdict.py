@@ -1,4 +1,4 @@
-"""The outcome of a case: equal, refused, raised, different or crashed, with remarks."""
+"""The outcome of a case: equal, refused, raised, different or crashed, with notes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUNDING = 0.01
 
 
 def judge(case: Case, *, graphs: bool = False) -> Iterator[Figure]:
-    """Runs a case in the plain way and colocated; yields a figure that holds until the next one."""
+    """Runs a case plain and colocated; each yielded figure replaces the one before."""
     began = time.perf_counter()
     plain = Session(on_lanes=False)
     try:

@@ -1,4 +1,4 @@
-"""Rungs on numbers: operators on a lane and off it, towers trained side by side, random numbers under graphs."""
+"""Rungs about results: operators on a lane, towers trained side by side, random numbers in graphs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def operators(bench: Bench) -> Iterator[Figure]:
 
 
 def judge_equal(result: Mapping[str, Any]) -> str:
-    """Says which of several things differ on a lane, or fail there."""
+    """Returns a verdict on operators that differ or fail on a lane."""
     wrong = [f"{name}: {value}" for name, value in result.items() if isinstance(value, str)]
     wrong += [f"{name} differs by {v:.2g}" for name, v in result.items() if isinstance(v, float) and not v <= CLOSE]
     exact = [name for name, value in result.items() if value == 0]
@@ -63,7 +63,7 @@ def _operators(backend: CudaBackend, dry_run: bool) -> dict[str, Step]:
 
 
 def convolutions(bench: Bench) -> Iterator[Figure]:
-    """Convolves on a lane before anywhere else."""
+    """Runs the first convolution on a lane."""
     result = {}
     with on_lanes(bench) as backend, backend.open_lanes(halves(backend)[:1]) as lanes:
         (lane,) = lanes
@@ -93,7 +93,7 @@ def _kernels(backend: CudaBackend, dry_run: bool) -> dict[str, Step]:
 
 
 def triton(bench: Bench) -> Iterator[Figure]:
-    """Runs a kernel that Triton compiles on a lane."""
+    """Runs a Triton kernel on a lane."""
     with on_lanes(bench) as backend, backend.open_lanes(halves(backend)[:1]) as lanes:
         (lane,) = lanes
 
@@ -109,7 +109,7 @@ def triton(bench: Bench) -> Iterator[Figure]:
 
 
 def judge_triton(result: Mapping[str, Any]) -> str:
-    """Says whether compiled branches can be placed here."""
+    """Returns a verdict on the placement of compiled branches."""
     value = result["double"]
     if value == 0:
         return "Triton kernels run on lanes: compiled branches can be placed"
@@ -145,7 +145,7 @@ STEPS = 10
 
 
 class Towers(nn.Module):
-    """Two equal towers and a product of what they make."""
+    """Two equal towers and the product of their results."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -160,14 +160,14 @@ def _block(width: int) -> nn.Module:
 
 
 def judge_towers(result: Mapping[str, Any]) -> str:
-    """Says whether the numbers are the plain loop's, and whether the towers ran at the same time."""
+    """Returns a verdict on equality with the plain loop, and on the overlap of the towers."""
     if "error" in result:
-        return f"two towers cannot be colocated here: {result['error']}"
+        return f"two towers cannot be colocated: {result['error']}"
     far = max(result["loss difference"], result["weight difference"])
     words = f"equal within {far:.1g}" if far <= CLOSE_TRAINED else f"WRONG NUMBERS: {far:.2g} from the plain loop's"
     words += f"; lanes overlap during {result['overlap']:.0%} of their time"
     if result["overlap"] < 0.5:
-        words += ", so one waits for the other: look at events and at the launching thread first"
+        words += ", so one waits for the other: check events and the launching thread first"
     return f"{words}; a step takes {result['plain step ms']:.2f} ms plain, {result['colocated step ms']:.2f} colocated"
 
 
@@ -204,7 +204,7 @@ def towers(bench: Bench, backend: CudaBackend) -> dict[str, Any]:
 
 
 def _train(model: nn.Module, batch: tuple[torch.Tensor, ...], backend: CudaBackend) -> tuple[float, list[float]]:
-    """Returns the milliseconds of a step, the first ones apart, and the losses."""
+    """Returns the milliseconds of a step after warm-up, and the losses."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     began = 0.0
@@ -222,22 +222,22 @@ def _train(model: nn.Module, batch: tuple[torch.Tensor, ...], backend: CudaBacke
 
 
 def judge_dropout(result: Mapping[str, Any], torch_version: str = torch.__version__) -> str:
-    """Says whether lanes may replay graphs with random numbers in no order."""
+    """Returns a verdict on unordered replays of graphs with random numbers."""
     if "error" in result:
-        return f"dropout cannot be captured on lanes here: {result['error']}"
+        return f"dropout cannot be captured on lanes: {result['error']}"
     names = ("replays with other numbers", "replays that repeat the one before", "replays equal on both lanes")
     wrong = [f"{result[name]} {name}" for name in names if result[name]]
     if abs(result["share kept"] - 0.5) > 0.02:
         wrong.append(f"{result['share kept']:.0%} kept where half should be")
     if not wrong:
-        return f"{result['replays']} replays drew the same numbers at once as in turn (torch {torch_version})"
+        return f"{result['replays']} replays drew the same numbers concurrently as in turn (torch {torch_version})"
     remedy = f"modules with random numbers must not be captured on torch {torch_version}"
     return f"of {result['replays']}: {', '.join(wrong)}; {remedy}"
 
 
 @rung(judge_dropout)
 def dropout(bench: Bench, backend: CudaBackend) -> dict[str, Any]:
-    """Replays two graphs with dropout, each on its lane: in turn, and then in no order from the same seed."""
+    """Replays two graphs with dropout, each on its lane: in turn, and then unordered with the same seed."""
     replays = 2 if bench.dry_run else 40
     with backend.open_lanes(halves(backend)) as lanes:
         graphs = [_DropoutGraph(backend, lane.stream, 1 << (14 if bench.dry_run else 22)) for lane in lanes]
@@ -265,7 +265,7 @@ class _DropoutGraph:
             nn.functional.dropout(self._ones, 0.5)
         api.synchronize()
         with api.capture(self.graph, stream=stream, pool=api.new_graph_pool()):
-            for _ in range(8):  # long enough for the other lane to come between
+            for _ in range(8):  # long enough for an interleaving of the lanes
                 self.masked = nn.functional.dropout(self._ones, 0.5)
 
     def replay(self, api: Any) -> torch.Tensor:
@@ -275,7 +275,7 @@ class _DropoutGraph:
 
 
 def _masks(backend: CudaBackend, graphs: list[_DropoutGraph], replays: int, *, in_turn: bool) -> list[torch.Tensor]:
-    """Returns what each replay keeps: of the left lane, the right one, the left one, and so on."""
+    """Returns the kept elements of each replay, alternately of the left and the right lane."""
     torch.manual_seed(1)
     result = []
     for _ in range(replays):

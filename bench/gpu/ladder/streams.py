@@ -1,6 +1,6 @@
-"""Rungs on streams and the device: slots, events between contexts, SM ids, a graph over two lanes, SM targets.
+"""Rungs about streams and the device: slots, events between contexts, SM ids, a graph over two lanes, SM targets.
 
-Rungs run on lanes of the GPU, or in a rehearsal of the fake runtime. An error is a reading, too.
+Rungs run on lanes of the GPU, or in a rehearsal on the fake runtime. An error is also a reading.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Slots = tuple[int, ...]
 
 @contextmanager
 def on_lanes(bench: Bench) -> Iterator[CudaBackend]:
-    """Yields the backend of the GPU; in a rehearsal one on the fake runtime of the tests, which finds races."""
+    """Yields the GPU's backend, or in a rehearsal one on the tests' fake runtime, which detects races."""
     if isinstance(bench.backend, CudaBackend):
         yield bench.backend
         return
@@ -50,7 +50,7 @@ def on_lanes(bench: Bench) -> Iterator[CudaBackend]:
 
 @contextmanager
 def green_streams(backend: CudaBackend, partitions: Iterable[Slots]) -> Iterator[StreamLoan]:
-    """Lends streams of partitions without lanes, which record the events that a rung may have to ask about."""
+    """Borrows streams of partitions without lanes, whose events a rung records itself."""
     loan = backend.borrow_streams(partitions)
     try:
         yield loan
@@ -60,21 +60,21 @@ def green_streams(backend: CudaBackend, partitions: Iterable[Slots]) -> Iterator
 
 
 def halves(backend: CudaBackend) -> tuple[Slots, Slots]:
-    """Returns two partitions that are all slots together."""
+    """Returns two partitions that together have all slots."""
     slots = backend.device.slots
     return slots[: len(slots) // 2], slots[len(slots) // 2 :]
 
 
 def reading(look: Callable[[], Any]) -> Any:
-    """Returns what was found, or the error as text: a reading that fails leaves the others."""
+    """Returns a reading, or its error as text, which does not affect the others."""
     try:
         return look()
-    except Exception as error:  # of any kind: it is what the rung reads here
+    except Exception as error:  # any error is a reading
         return one_line(error, 160)
 
 
 def rung(judge: Callable[[dict[str, Any]], str]) -> Callable[..., Callable[[Bench], Iterator[Figure]]]:
-    """Makes a measurement of a function that returns all readings of a rung; an error is the reading ``error``."""
+    """Converts a function that returns all readings of a rung to a measurement; an error is the reading ``error``."""
 
     def measurement(look: Callable[[Bench, CudaBackend], dict[str, Any]]) -> Callable[[Bench], Iterator[Figure]]:
         def measure(bench: Bench) -> Iterator[Figure]:
@@ -90,7 +90,7 @@ def rung(judge: Callable[[dict[str, Any]], str]) -> Callable[..., Callable[[Benc
 
 
 def figures_of(readings: Mapping[str, Any]) -> Iterator[Figure]:
-    """Yields a figure for each reading that is a number or an error; lists are for the verdict alone."""
+    """Yields a figure per reading that is a number or an error; lists are only for the verdict."""
     for name, value in readings.items():
         if isinstance(value, bool | int | float):
             yield Figure(name=name, source="measured", value=float(value))
@@ -123,11 +123,11 @@ def device(bench: Bench) -> Iterator[Figure]:
 
 
 def judge_device(result: Mapping[str, Any]) -> str:
-    """Says what the device is, and whether its slots add up."""
+    """Returns a verdict on the device and its slots."""
     slots, size, rest = result["num_slots"], result["sms_per_slot"], result["remainder_sms"]
-    words, total = f"{result['name']}: {slots} slots of {size} SMs and {rest} left over", slots * size + rest
+    words, total = f"{result['name']}: {slots} slots of {size} SMs and {rest} others", slots * size + rest
     if total != result["num_sms"]:
-        words += f", which is {total} where torch says {result['num_sms']}: do not trust quotas here"
+        words += f", in total {total}, but torch has {result['num_sms']}: quotas are not reliable"
     words += f"; driver {result['driver']}; torch {result['torch']}; {result['clocks']}"
     return words + (f"; the driver lacks {result['lacking']}" if result["lacking"] else "")
 
@@ -145,9 +145,9 @@ def _clocks(ordinal: int) -> str:
 
 
 def products(bench: Bench) -> Iterator[Figure]:
-    """Times matrix products on parts of the device, with and without telling libraries how many SMs they have.
+    """Times matrix products on parts of the device, with and without SM targets.
 
-    If a target changes nothing, the library sees the green stream by itself, or its choice does not depend on it.
+    A target without effect means that the library already knows the stream's SMs, or ignores their number.
     """
     result = []
     with on_lanes(bench) as backend:
@@ -185,12 +185,12 @@ def _products(bench: Bench, backend: CudaBackend) -> Iterator[Figure]:
                         with _sm_target(device, lane.num_sms or 0) if target == "both" else nullcontext():
                             times = time_alone(lane, call, settings).all_ms
                         yield median_figure("time_ms", times, labels=labels)
-                    except Exception as error:  # what one library refuses, the others may do
+                    except Exception as error:  # other libraries may support it
                         yield missing_figure("time_ms", error, labels)
 
 
 def speedups_of(figures: Sequence[Figure]) -> dict[str, float]:
-    """Returns what both targets together gain below the whole device, by product and quota."""
+    """Returns the gains by both targets on parts of the device, by product and quota."""
     times = {(f.labels["product"], int(f.labels["quota"]), f.labels["target"]): f.value for f in figures}
     whole, speedups = max((quota for _, quota, _ in times), default=0), {}
     for (product, quota, target), ms in times.items():
@@ -201,20 +201,20 @@ def speedups_of(figures: Sequence[Figure]) -> dict[str, float]:
 
 
 def judge_products(speedups: Mapping[str, float], reasons: Sequence[str] = ()) -> str:
-    """Says what libraries gain by knowing their SMs, and what that means for the switch."""
+    """Returns a verdict on SM targets."""
     if not speedups:
-        return f"nothing was measured below the whole device: {'; '.join(reasons) or 'no time was left'}"
+        return f"not measured on parts of the device: {'; '.join(reasons) or 'no time was left'}"
     mean = statistics.geometric_mean(speedups.values())
-    switch = "SM targets pay, CudaBackend(sm_target=True)" if mean >= SM_TARGET_PAYS else "leave SM targets off"
+    switch = "use SM targets, CudaBackend(sm_target=True)" if mean >= SM_TARGET_PAYS else "do not use SM targets"
     return f"{switch}: {mean:.2f}x, {', '.join(f'{what} {gain:.2f}x' for what, gain in speedups.items())}"
 
 
 SPIN_NS = 20_000
-"""A block of the probe holds its SM for this time, so that later ones go to the others."""
+"""Time for which a block of the probe occupies its SM, so that later blocks use other SMs."""
 
 
 def events(bench: Bench) -> Iterator[Figure]:
-    """Lets one stream write behind a long kernel and another read behind an event, every way round."""
+    """Writes on one stream after a long kernel, and reads on another after an event, in all combinations."""
     size = 8 if bench.dry_run else 4096
     with on_lanes(bench) as backend, green_streams(backend, halves(backend)) as loan:
         left, right = (backend.api.external_stream(handle) for handle in loan.streams.values())
@@ -232,16 +232,16 @@ def events(bench: Bench) -> Iterator[Figure]:
 
 
 def judge_events(result: Mapping[str, Any]) -> str:
-    """Says which ways events order and time, and what to do where they do not."""
+    """Returns a verdict on the order and timing by events."""
     wrong = [f"{name}: {value}" for name, value in result.items() if isinstance(value, str)]
-    wrong += [f"{name}: what was written is not seen" for name, value in result.items() if value is False]
+    wrong += [f"{name}: the read does not see the write" for name, value in result.items() if value is False]
     backwards = [name for name, value in result.items() if name.startswith("ms") and _is_number(value) and value <= 0]
-    wrong += [f"{name}: no time passed" for name in backwards]
+    wrong += [f"{name}: no time elapsed" for name in backwards]
     if not wrong:
-        return "events order and time green streams and the default stream, every way"
+        return "events order and time green streams and the default stream in all combinations"
     return (
         f"{'; '.join(wrong)}: green streams cannot be used with this driver, since torch itself records such events "
-        "(record_stream, autograd); only plain streams are left, without quotas"
+        "(record_stream, autograd); use plain streams, without quotas"
     )
 
 
@@ -303,13 +303,13 @@ def partitions(bench: Bench) -> Iterator[Figure]:
 
 
 def _seen(backend: CudaBackend, quotas: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
-    """Returns the SMs granted and the ids seen, for each partition."""
+    """Returns the granted SMs and the probed ids of each partition."""
     with green_streams(backend, parts_of(quotas)) as loan:
         return [(record.granted_sms, record.sm_ids or ()) for record in loan.records.values()]
 
 
 def judge_partitions(result: Mapping[str, Any]) -> str:
-    """Says which layouts are disjoint and full; at most two shared SMs are what a CDP module takes."""
+    """Returns a verdict on disjoint and complete layouts; a CDP module accounts for at most two shared SMs."""
     words = []
     for layout, seen in result.items():
         if isinstance(seen, str):
@@ -324,21 +324,21 @@ def judge_partitions(result: Mapping[str, Any]) -> str:
         if wrong:
             words.append(f"{layout}: " + ", ".join(f"{granted} granted, {count} seen" for granted, count in wrong))
         if unread:
-            words.append(f"{layout}: the ids of {unread} partitions were not read")
-    return "; ".join(words) or f"disjoint, and as many SMs as granted: {', '.join(result)}"
+            words.append(f"{layout}: the ids of {unread} partitions could not be read")
+    return "; ".join(words) or f"disjoint, with the granted numbers of SMs: {', '.join(result)}"
 
 
 def judge_capture(result: Mapping[str, Any]) -> str:
     if "error" in result:
-        return f"stages cannot be captured here: {result['error']}"
-    words = [] if (result["left value"], result["right value"]) == (4.0, 8.0) else ["two replays left wrong values"]
+        return f"stages cannot be captured: {result['error']}"
+    words = [] if (result["left value"], result["right value"]) == (4.0, 8.0) else ["two replays have wrong values"]
     for side in ("left", "right"):
         if result[f"{side} ids"] is not None:
             inside, granted = (set(ids or ()) for ids in result[f"{side} ids"])
             if outside := inside - granted:
-                words.append(f"the {side} half ran on {len(outside)} SMs outside of its partition")
+                words.append(f"the {side} half ran on {len(outside)} SMs outside its partition")
     if result["left ids"] is None:
-        words.append("SM ids were not read")
+        words.append("SM ids could not be read")
     return "; ".join(words) or "a graph spans two lanes, and each half stays on its SMs"
 
 
@@ -382,7 +382,7 @@ def capture(bench: Bench, backend: CudaBackend) -> dict[str, Any]:
 
 
 class SmProbe:
-    """The product's probe kernel, launched through the driver so that it can be captured.
+    """Mosaic's probe kernel, launched through the driver, so it can be captured.
 
     Args:
         image: The compiled kernel.
@@ -400,12 +400,12 @@ class SmProbe:
 
     @classmethod
     def of(cls, device: torch.device) -> SmProbe:
-        """Compiles it for a device."""
+        """Compiles the probe for a device."""
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         return cls(cuda.CudaDriver(device.index or 0).probe_image(), num_sms)
 
     def launch(self, address: int, num_words: int, stream: int) -> None:
-        """Sets a bit at ``address`` for each SM that the stream's kernels run on."""
+        """Sets a bit at ``address`` for each SM of the stream's kernels."""
         words = (address, num_words, SPIN_NS), (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64)
         function = self._driver.CUfunction(int(self._kernel))
         self._call("cuLaunchKernel", function, self._blocks, 1, 1, 1024, 1, 1, 0, stream, words, 0)
@@ -418,5 +418,5 @@ class SmProbe:
 
 
 def sm_ids(words: Sequence[int]) -> tuple[int, ...]:
-    """Returns the ids whose bits are set."""
+    """Returns the ids of set bits."""
     return tuple(32 * index + bit for index, word in enumerate(words) for bit in range(32) if word >> bit & 1)

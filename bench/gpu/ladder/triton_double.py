@@ -1,4 +1,4 @@
-"""A kernel that Triton compiles; loaded by one rung alone, since not every machine has Triton."""
+"""A Triton kernel, imported by only one rung, because not every machine has Triton."""
 
 from __future__ import annotations
 

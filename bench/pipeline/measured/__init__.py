@@ -1,1 +1,1 @@
-"""Pipelines that run: steps, memory and host time on gloo ranks of this machine, with what was simulated beside."""
+"""The study of measured pipelines: steps and memory on gloo ranks of this machine, compared with simulations."""

@@ -1,18 +1,17 @@
-"""The study of pipelines that run: steps and memory, measured on gloo ranks with a core each.
+"""The study of measured pipelines: steps and memory on gloo ranks with one core each.
 
 ``python -m bench.pipeline.measured [--quick] [--json FILE]``
 
-Models are Hugging Face's from configurations; their parts take 5 to 50 ms. Our plan, 1F1B on a mixed partition,
-interleaved 1F1B and GPipe take turns on one executor, step by step. Simulations were fitted to another step. Every part
-runs in processes of its own that are ended in time.
-``--quick``: one small model, within a minute on two quiet cores; the full study takes eight.
+Models are Hugging Face's, with parts of 5 to 50 ms. Our plan, 1F1B on a mixed partition, interleaved 1F1B and GPipe
+take turns on one executor, step by step. Simulations were fitted to another step. Every part runs in its own processes
+with a time limit. ``--quick``: one small model, within a minute on two quiet cores; the full study takes eight.
 """
 
 from __future__ import annotations
 
 import os
 
-# OpenMP reads this once, when torch is loaded; a rank has one thread, and idle ones that spin would take its core.
+# OpenMP reads this once, when torch is loaded; spinning idle threads would take a rank's core
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Hugging Face's models, from configurations whose parts take 5 to 50 ms on one core, and ragged steps for them."""
+"""Hugging Face models with parts of 5 to 50 ms on one core, and ragged steps for them."""
 
 from __future__ import annotations
 

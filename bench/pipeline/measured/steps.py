@@ -1,4 +1,4 @@
-"""Steps of a model by our plan and by baselines on the same executor, in turn, and memory of ranks in a step.
+"""Steps of a model by our plan and by baselines in turn on the same executor, and memory of ranks.
 
 Counted times are fitted to one step, which also stands for all when layers are put on ranks; other steps are planned,
 simulated and run. Simulated is the time of tasks, from the start of the first one to the end of the last one.
@@ -32,7 +32,7 @@ from mosaic.ranks.world.world import World
 
 @dataclass(kw_only=True)
 class JudgedStep:
-    """One step by one way."""
+    """A step with one schedule."""
 
     shared: SharedStep
     simulated_ms: float
@@ -79,7 +79,7 @@ RIVALS = ("1f1b", "megatron", "gpipe")
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The extent of a study."""
+    """The extent of the study."""
 
     width: int = 256
     """Of the models."""
@@ -132,7 +132,7 @@ def steps(rank: int, size: int, *, name: str, sizes: Sizes) -> Iterator[Figure]:
 def _in_turn(
     own: PipelineSetup, model: MeasuredModel, sizes: Sizes, planners: dict[str, StepPlanner]
 ) -> dict[str, list[JudgedStep]]:
-    """Runs steps of all ways, one after the other in each round; the first round warms up."""
+    """Runs steps with all schedules in each round; the first round is a warm-up."""
     judged: dict[str, list[JudgedStep]] = {way: [] for way in planners}
     runners = {way: PipelineRunner(own, planner.plan, keeps_all=True) for way, planner in planners.items()}
     for seed in range(1, 1 + sizes.steps):

@@ -94,7 +94,7 @@ def test_a_part_that_takes_too_long_or_dies_keeps_what_it_has_made():
 
         os.kill(os.getpid(), 9)
 
-    for make, says, status in ((slow, r"not done after 0\.5 s", "timed out"), (dies, "SIGKILL", "killed")):
+    for make, says, status in ((slow, r"did not end within 0\.5 s", "timed out"), (dies, "SIGKILL", "killed")):
         figures = []
         with pytest.raises(PartFailedError, match=says) as raised:
             figures.extend(within(make, 0.5 if make is slow else 60))
