@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
+from glob import escape
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -219,7 +220,7 @@ def ready_dates(folder: Folder, recipe: Recipe) -> tuple[str, ...]:
     """Returns the dates whose data folder is complete, the oldest first."""
     new = recipe.sources.new
     before, after = new.path.split("{day}")
-    markers = folder.path.glob(f"{before}*{after}/{new.ready}")
+    markers = folder.path.glob(f"{escape(before)}*{escape(after)}/{escape(new.ready)}")
     paths = (marker.parent.relative_to(folder.path).as_posix() for marker in markers)
     return tuple(sorted(day for path in paths if _is_date(day := path[len(before) : len(path) - len(after)])))
 

@@ -92,7 +92,7 @@ class Sources(StrictFile):
 class Budget(StrictFile):
     """The ``[budget]`` table of a recipe: what a day trains with."""
 
-    batch: Annotated[int, Ge(1)]
+    batch: Annotated[int, Ge(1), Le(2**24)]
     """Samples of a step, over all ranks and micro-batches."""
     micro_batches: Annotated[int, Ge(1)] = 1
     """Micro-batches of a batch; a rank runs its share one after the other."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-import errno
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from mosaic.checkpoint import tensors
 from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.errors import InvalidCheckpointError, NoRoomError
@@ -159,14 +159,14 @@ def test_a_full_disk_is_an_error_of_its_own_and_earlier_checkpoints_stay(
 ):
     loop = Loop("image")
     loop.save(tmp_path, 1)
-    flush, full = os.fsync, True
+    really, full = tensors.save_file, True
 
-    def fsync(handle: int) -> None:
+    def save_file(*arguments: Any, **more: Any) -> None:
         if full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        flush(handle)
+            raise SafetensorError("I/O error: Os { code: 28, kind: StorageFull }")
+        really(*arguments, **more)
 
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(tensors, "save_file", save_file)
     loop.kept.save(tmp_path, step=4, **loop.belongings)
     with pytest.raises(NoRoomError, match=r"step-4 could not be saved: .*No space left on device"):
         loop.kept.save(tmp_path, step=5, **loop.belongings)

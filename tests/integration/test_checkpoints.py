@@ -100,22 +100,14 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_is_not_in_it(
         assert not torch.equal(tensor, model.state_dict()[name])
 
 
-OPTIMIZERS = {
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
-    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, nesterov=True),
-    "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.01, max_iter=2),
-}
-
-
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_training_from_a_checkpoint_is_training_that_did_not_end(kind: str, tmp_path: Path):
+def test_training_by_closures_from_a_checkpoint_is_training_that_did_not_end(tmp_path: Path):
     model = Tied()
-    optimizer = OPTIMIZERS[kind](model.parameters())
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=2)
     trained(model, optimizer, range(3))
     saved(model, tmp_path, 3, optimizer=optimizer)
     trained(model, optimizer, range(3, 6))
     other = Tied()
-    again = OPTIMIZERS[kind](other.parameters())
+    again = torch.optim.LBFGS(other.parameters(), lr=0.01, max_iter=2)
     assert Checkpointer(other).load(tmp_path, optimizer=again).step == 3
     trained(other, again, range(3, 6))
     for name, tensor in model.state_dict().items():

@@ -85,22 +85,21 @@ def _listed(work: Work, name: str, kind: Kind, day: str, earlier: Mapping[str, S
     stats = {file.relative_to(path).as_posix(): file.stat() for file in sorted(path.rglob("*")) if file.is_file()}
     if not stats:
         raise MosaicError(f"the data folder {path} is empty; put the day's files there, and the ready file last")
+    if wrong := [file for file in stats if file.encode(errors="ignore").decode() != file]:
+        raise MosaicError(f"the name of the file {path / ascii(wrong[0])} is not UTF-8; rename it")
     files = {file: stat.st_size for file, stat in stats.items()}
     stamp = fingerprint({file: stat.st_ctime_ns for file, stat in stats.items()})  # no program can set these times
     before = earlier.get(name)
     if before is not None and (before.files, before.stamp) == (files, stamp):
         return replace(before, kind=kind, day=day, samples=0)
-    whole = hashlib.sha256()
-    for file in files:
-        whole.update(f"{file}\0{sha256_of(path / file)}\0".encode())
-    digest = whole.hexdigest()
+    listed = "".join(f"{file}\0{sha256_of(path / file)}\0" for file in files)
+    digest = hashlib.sha256(listed.encode()).hexdigest()
     if before is not None and before.digest != digest:
         was, last = before.files, max(stats, key=lambda file: stats[file].st_ctime_ns)
         changed = min((file for file in was | files if was.get(file) != files.get(file)), default="")
         what = f"{changed} had {was.get(changed, 'no')} bytes and has {files.get(changed, 'no')}"
-        remedy = "put new files into a folder of their own"
-        if work.day.sources.is_file() and not work.day.state.is_over:
-            remedy = f"move {work.day.path} away to begin the day anew"
+        is_own = work.day.sources.is_file() and not work.day.state.is_over
+        remedy = f"move {work.day.path} away to begin anew" if is_own else "put new files into a folder of their own"
         raise MosaicError(
             f"{path} changed since a day listed it ({what if changed else f'the last to change is {last}'}), and a "
             f"day's data must not change; restore it, or {remedy}"
@@ -177,10 +176,8 @@ def frozen_rows(work: Work) -> tuple[Any, ...]:
 
 def fresh_rows(work: Work) -> tuple[Any, ...]:
     """Reads the held-out rows of the day's new data."""
-    rows: list[Any] = []
-    for record in work.sources.of_kind("new"):
-        rows += _judged_rows(work, record.path, held_out_on=record.day)
-    return tuple(rows)
+    new = work.sources.of_kind("new")
+    return tuple(row for each in new for row in _judged_rows(work, each.path, held_out_on=each.day))
 
 
 def _judged_rows(work: Work, path: str, held_out_on: str | None = None) -> Iterator[Any]:

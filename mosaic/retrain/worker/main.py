@@ -47,9 +47,7 @@ _CHECK_STEPS = 4
 
 
 class _StopError(Exception):
-    def __init__(self, code: int, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
+    """Ends the worker with an exit code and a reason."""
 
 
 def main() -> None:
@@ -70,7 +68,7 @@ def main() -> None:
         with named_remedy():
             _run(Work(folder, folder.day(arguments.day), read_recipe(folder.recipe)), arguments)
     except _StopError as stop:
-        code, reason = stop.code, str(stop)
+        code, reason = stop.args
     except (torch.OutOfMemoryError, MemoryError) as error:
         code, reason = workers.OUT_OF_MEMORY, str(error)
     except LoaderDiedError as error:
@@ -181,6 +179,8 @@ def _check(work: Work, group: WorkerGroup) -> Iterator[str]:
         training.check_for_ranks()
         yield f"ranks: its modules can be divided over {work.budget.ranks}"
     yield from _check_end(work, digest)
+    if (data_check := load(DataCheck, work.day.data_check)).quarantine:
+        raise MosaicError(f"this data would be quarantined: {data_check.reason}")
 
 
 def _check_data(work: Work) -> Iterator[str]:
@@ -197,12 +197,9 @@ def _check_data(work: Work) -> Iterator[str]:
     work.day.set(versions.first_state(folder, recipe, new_dates(folder, recipe) or ready[-1:], "check"))
     freeze(work)
     rows = ", ".join(f"{record.name}: {record.rows} rows" for record in work.sources.sources)
-    yield f"data: {rows}; {work.sources.num_steps} steps of {work.sources.batch}"
+    yield f"data: {rows}; {work.sources.num_steps} steps of {work.sources.batch} samples"
     check_new_data(work)
-    data_check = load(DataCheck, work.day.data_check)
-    yield from (f"data: {finding.sentence}" for finding in data_check.findings)
-    if data_check.quarantine:
-        yield f"this data would be QUARANTINED: {data_check.reason}"
+    yield from (f"data: {finding.sentence}" for finding in load(DataCheck, work.day.data_check).findings)
 
 
 def _check_end(work: Work, digest: str) -> Iterator[str]:
@@ -218,7 +215,7 @@ def _check_end(work: Work, digest: str) -> Iterator[str]:
         raise MosaicError(f"there are no frozen rows in {work.recipe.sources.frozen}; put rows there to judge by")
     scores = score_rows(work, model_of(work, champion), champion or "none", "frozen", rows)
     if missing := [name for name in gate.slices if name not in scores.columns]:
-        raise MosaicError(f"[gate] slices names {missing[0]!r}, and score returns {', '.join(sorted(scores.columns))}")
+        raise MosaicError(f"[gate] slices names {missing[0]!r}, not one of {', '.join(sorted(scores.columns))}")
     finding = margin_finding(scores, gate)
     if not finding.passed:
         raise MosaicError(finding.sentence)

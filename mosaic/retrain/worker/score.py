@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -81,14 +82,13 @@ def _score_batches(work: Work, model: nn.Module, samples: Iterable[Any]) -> Iter
                 on_device = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(work.device), collate(part))
                 columns = work.program.score(model, on_device)
                 if not isinstance(columns, Mapping) or VALUE not in columns:
-                    raise MosaicError(
-                        f"score returned {type(columns).__name__}; return a dict of columns with 'value' among them"
-                    )
+                    what = ", ".join(map(str, columns)) if isinstance(columns, Mapping) else type(columns).__name__
+                    raise MosaicError(f"score returned {what}; return a dict of columns with 'value' among them")
                 for name, column in columns.items():
-                    if len(column) != len(part):
-                        raise MosaicError(
-                            f"score returned {len(column)} entries of {name!r} for {len(part)} rows; return one a row"
-                        )
+                    with suppress(TypeError):  # of a number, which has no length
+                        if len(column) == len(part):
+                            continue
+                    raise MosaicError(f"score: {name!r} is {column!r:.99}; return one for each of {len(part)} rows")
                 yield columns
     finally:
         model.train(was_training)

@@ -25,7 +25,7 @@ from mosaic.checkpoint.checkpointer import Checkpointer, Loaded
 from mosaic.checkpoint.folder import checkpoints_in, damage_of, sha256_of
 from mosaic.checkpoint.tensors import Overlap
 from mosaic.engine import Handle, Options
-from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
+from mosaic.errors import InvalidCheckpointError, MosaicError, UnsupportedModelError
 from mosaic.ranks.session import find_with_rows
 from mosaic.retrain.data_check import DayFigures
 from mosaic.retrain.folder import load_if_intact
@@ -69,6 +69,10 @@ class Training:
             scaler=program.make_scaler() if program.make_scaler is not None else None,
             companions=dict(program.make_companions(model)) if program.make_companions is not None else {},
         )
+        if (name := work.recipe.export) is not None and name not in self._state.companions:
+            raise MosaicError(
+                f"export = {name!r} is none of the companions {', '.join(self._state.companions)}; name one"
+            )
         self._changes = "; ".join(filter(None, (plan_change, self._environment_change())))
 
     def train(self, stop: StopRequests, *, to: int | None = None) -> Trained:

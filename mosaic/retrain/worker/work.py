@@ -123,7 +123,9 @@ class Work:
     @cached_property
     def device(self) -> torch.device:
         name = self.recipe.device
-        if name == "cuda" or (name == "auto" and torch.cuda.is_available()):
+        if name == "cuda" and not torch.cuda.is_available():
+            raise MosaicError("device = 'cuda', and torch finds no GPU here; see `mosaic doctor`, or write 'auto'")
+        if name != "cpu" and torch.cuda.is_available():
             rank = int(os.environ.get("RANK", "0"))
             device = torch.device("cuda", rank % max(1, torch.cuda.device_count()))
             torch.cuda.set_device(device)

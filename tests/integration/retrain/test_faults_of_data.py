@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from conftest import Node
+from conftest import FAULTS, Node
 
 from bench.retrain.small_folder import bits_of, write_day
+from mosaic.retrain.recipe import read_recipe
+from mosaic.retrain.workers import Workers
 
 FIRST, SECOND, THIRD = "2026-11-20", "2026-11-21", "2026-11-22"
 Make = Callable[..., Node]
@@ -20,7 +22,9 @@ def test_a_day_without_rows_fails_and_the_next_day_takes_its_place(make_node: Ma
     assert "no row of 2026-11-20 is left to train on" in node.report.reason
     assert node.run() == 1
     write_day(node.folder.path, SECOND)
+    node.folder.day(FIRST).checkpoints.mkdir()
     assert node.run() == 0
+    assert not node.folder.day(f"{FIRST}.1").checkpoints.exists()
     assert [day.path.name for day in node.folder.days()] == [SECOND]
     assert node.folder.days()[0].state.new == (FIRST, SECOND)
 
@@ -37,6 +41,10 @@ def test_rows_of_one_class_are_quarantined_until_a_person_releases_them(make_nod
     assert node.run() == 0
     assert "nothing new" in node.said[-1]
     (node.folder.quarantine / f"{SECOND}.json").unlink()
+    (node.folder.path / "days" / f"{SECOND}.2").mkdir()  # the first free name is .1
+    node.change(FAULTS, "")
+    ended = Workers(node.folder, node.folder.day("check"), read_recipe(node.folder.recipe)).inspect("check")
+    assert ended.reason == f"this data would be quarantined: {node.report.reason}"
     assert node.run() == 5  # a person released it, and the check says the same again
     assert node.folder.day(f"{SECOND}.1").has_begun
 
@@ -52,11 +60,10 @@ def test_a_missing_modality_replans(make_node: Make):
 
 def test_unreadable_rows_are_counted_and_too_many_end_the_day(make_node: Make):
     for num_broken, code, reason in (
-        (1, 0, "There was no champion yet"),
+        (2, 0, "There was no champion yet"),
         (7, 5, "7 of 120 rows could not be read: ValueError: this row is torn (7); max_unreadable = 5%"),
     ):
-        sources = {"fresh_share": 0.0, "new": {"path": "data/{day}"}, "frozen": "data/frozen"}
-        node, rows = make_node(name=str(num_broken), sources=sources), iter(range(120))
+        node, rows = make_node(name=str(num_broken), sources={"fresh_share": 0.0}), iter(range(120))
         _edit(node, FIRST, lambda row, rows=rows, n=num_broken: {**row, "broken": True} if next(rows) < n else row)
         assert node.run() == code
         assert reason in node.report.reason

@@ -25,6 +25,7 @@ def stopped(make_node: Make, **changed: object) -> Node:
     node = make_node(**changed)
     assert node.run(at_step=12, fault=node.stop) == 75
     assert "stopped by SIGTERM at step 12" in node.report.reason
+    assert node.report.data[0].drawn == 12 * 16
     assert len(checkpoints_in(day_of(node).checkpoints)) == 2
     return node
 

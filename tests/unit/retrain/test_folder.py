@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.retrain.small_folder import write_day, write_folder
+from bench.retrain.small_folder import write_day, write_folder, write_recipe
 from mosaic.checkpoint.folder import sha256_of
 from mosaic.errors import MosaicError
 from mosaic.retrain import hooks, steering, versions
@@ -41,6 +41,9 @@ def test_ready_days_named_as_dates_are_new_and_missed_ones_are_taken_together(tm
     end(folder, B, "promoted", A, B)
     assert (new(folder), replay(folder)) == ((), (A, B))
     (folder.path / "data" / C / "_SUCCESS").touch()
+    assert new(folder) == (C,)
+    write_recipe(folder.path, sources={"new": {"path": "data [1]/{day}"}})
+    (folder.path / "data").rename(folder.path / "data [1]")
     assert new(folder) == (C,)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from mosaic.errors import MosaicError
 from mosaic.retrain.gate import (
     Comparison,
     Contest,
@@ -108,6 +109,8 @@ def test_a_slice_that_is_worse_is_named_and_does_not_decide():
         ("site=west", False, True),
     ]
     assert result.todo == "It is worse on site=south: look at these rows, or go back."
+    with pytest.raises(MosaicError, match=r"\[gate\] slices names 'site', and score returns room"):
+        judged(new, new, new, settings=settings, room=sites)
 
 
 def test_fresh_rows_refuse_a_loss_and_alone_never_promote():
