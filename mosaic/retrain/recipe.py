@@ -204,7 +204,8 @@ def read_recipe(path: Path) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidRecipeError(f"{path}: not valid TOML: {error}") from error
     except InvalidFileError as error:
-        remedy = "" if path.is_file() else "; make a folder with a recipe by `mosaic retrain init FOLDER`"
+        remedy = "; docs/retraining.md lists the keys" if "Unexpected keyword" in str(error) else ""
+        remedy = remedy if path.is_file() else "; make a folder with a recipe by `mosaic retrain init FOLDER`"
         raise InvalidRecipeError(f"{error}{remedy}") from error
 
 

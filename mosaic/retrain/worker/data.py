@@ -92,8 +92,7 @@ def _listed(work: Work, name: str, kind: Kind, day: str, earlier: Mapping[str, S
     before = earlier.get(name)
     if before is not None and (before.files, before.stamp) == (files, stamp):
         return replace(before, kind=kind, day=day, samples=0)
-    listed = "".join(f"{file}\0{sha256_of(path / file)}\0" for file in files)
-    digest = hashlib.sha256(listed.encode()).hexdigest()
+    digest = hashlib.sha256("".join(f"{file}\0{sha256_of(path / file)}\0" for file in files).encode()).hexdigest()
     if before is not None and before.digest != digest:
         was, last = before.files, max(stats, key=lambda file: stats[file].st_ctime_ns)
         changed = min((file for file in was | files if was.get(file) != files.get(file)), default="")

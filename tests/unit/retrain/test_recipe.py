@@ -34,7 +34,7 @@ def read(folder: Path, text: str) -> Recipe:
     ("before", "after", "said"),
     [
         ("batch = 16", "", "budget.batch: "),
-        ("batch = 16", "bach = 16", "budget.bach: Unexpected keyword argument"),
+        ("batch = 16", "bach = 16", "budget.bach: Unexpected keyword argument; docs/retraining.md lists"),
         ("batch = 16", "batch = 5\nranks = 3\nmicro_batches = 4", "budget: batch=5 .*take a batch of 6"),
         ("batch = 16", "batch = 16\nsave = '5 hours'", "budget.save: '5 hours' .*'90s', '5min' or '2h'"),
         ("batch = 16", "batch = 16\nafter = '01:00Z'", "budget: after = 01:00Z .*set until"),
