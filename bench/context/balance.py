@@ -34,8 +34,8 @@ def balance(kind: str, tokens: int, ranks: int, masks: int) -> Iterator[Figure]:
         for distribution in shared:
             values_of.setdefault((distribution.method, "pairs"), []).append(distribution.imbalance(pairs))
             values_of.setdefault((distribution.method, "tiles"), []).append(distribution.imbalance(tiles))
-    for (method, what), values in values_of.items():
-        yield _spread(f"{kind}, {tokens} tokens, {ranks} ranks: {method}: most {what} over mean", values)
+    for (method, unit), values in values_of.items():
+        yield _spread(f"{kind}, {tokens} tokens, {ranks} ranks: {method}: most {unit} over mean", values)
 
 
 def _as_printed(pairs: Work, ranks: int) -> Distribution:
@@ -60,15 +60,15 @@ def received(name: str, draw: Callable[[int], MaskBlocks], ranks: int, masks: in
     for seed in range(masks):
         blocks = draw(seed)
         work = blocks.work()
-        ways = {f"lpt, chunks of {chunk * blocks.block}": ("lpt", chunk) for chunk in (1, 4, 16)}
-        ways |= {"lpt, chunk chosen": ("lpt", None), "headtail": ("headtail", 1)}
-        for way, (method, chunk) in ways.items():
+        variants = {f"lpt, chunks of {chunk * blocks.block}": ("lpt", chunk) for chunk in (1, 4, 16)}
+        variants |= {"lpt, chunk chosen": ("lpt", None), "headtail": ("headtail", 1)}
+        for variant, (method, chunk) in variants.items():
             shared = distribute(work, ranks, method, chunk=chunk)
             plan = ContextPlan(blocks=blocks, load=work, distribution=shared)
             mean = plan.received_blocks(plan.needed()).mean() / plan.received_blocks()[0]
-            shares.setdefault(way, []).append((float(mean), plan.imbalance))
-    for way, values in shares.items():
-        of = f"{name}, {ranks} ranks, {way}"
+            shares.setdefault(variant, []).append((float(mean), plan.imbalance))
+    for variant, values in shares.items():
+        of = f"{name}, {ranks} ranks, {variant}"
         yield _spread(f"{of}: received over gathering all, mean of ranks", [share for share, _ in values])
         yield _spread(f"{of}: most pairs over mean", [imbalance for _, imbalance in values])
 

@@ -31,13 +31,13 @@ def _measured(tokens: int, seed: int, rounds: int, rank: int, size: int) -> Iter
     mask, draw = multimodal_packed(tokens, seed), torch.Generator().manual_seed(rank)
     plans = {f"{method}, needed blocks": plan_context(mask, size, method=method) for method in METHODS}
     steps = {}
-    for way, plan in plans.items():
+    for variant, plan in plans.items():
         shapes = [(1, heads, plan.local_tokens, WIDTH) for heads in (QUERY_HEADS, HEADS, HEADS)]
         inputs = [torch.randn(shape, generator=draw) for shape in shapes]
-        steps[way] = partial(_step_ms, Attend(plan), inputs)
-        steps[way]()  # warms up
-    for way, turns in take_turns(steps, range(rounds)).items():
-        of = f"mp, {tokens} tokens, mask {seed}, 2 gloo ranks: {way}"
+        steps[variant] = partial(_step_ms, Attend(plan), inputs)
+        steps[variant]()  # warms up
+    for variant, turns in take_turns(steps, range(rounds)).items():
+        of = f"mp, {tokens} tokens, mask {seed}, 2 gloo ranks: {variant}"
         yield median_figure(f"{of}: attention forward and backward, ms", list(chain(*turns)))
 
 

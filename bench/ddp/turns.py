@@ -63,8 +63,8 @@ def launch(
     """Yields the figures of this launch with their samples, against ``best`` or the fastest setting of DDP."""
     world = World.join(torch.device("cpu"))
     if best is None:
-        tried = {setting: _tried(world, name, rank, setting, scale) for setting in list(SETTINGS)[: scale.settings]}
-        best = min(tried, key=lambda setting: tried[setting])
+        step_of = {setting: _tried(world, name, rank, setting, scale) for setting in list(SETTINGS)[: scale.settings]}
+        best = min(step_of, key=lambda setting: step_of[setting])
     theirs, ours, alike = (make(name, rank) for _ in range(3))
     wrapped = DistributedDataParallel(theirs.model, **SETTINGS[best])
     handle = mosaic.colocate(ours.model, sample=ours.batch, options=options)
@@ -75,12 +75,12 @@ def launch(
     for loop in loops.values():
         take(loop, world, 0, warm=scale.warm_steps)
     turns = take_turns(
-        {way: lambda loop=loop: take(loop, world, scale.steps, warm=scale.warm_steps) for way, loop in loops.items()},
+        {kind: lambda loop=loop: take(loop, world, scale.steps, warm=scale.warm_steps) for kind, loop in loops.items()},
         range(scale.rounds),
     )
-    for way, taken in turns.items():
-        yield _figure(way, list(chain(*taken)), setting=best)
-    steps = {way: list(map(statistics.median, taken)) for way, taken in turns.items()}
+    for kind, runs in turns.items():
+        yield _figure(kind, list(chain(*runs)), setting=best)
+    steps = {kind: list(map(statistics.median, runs)) for kind, runs in turns.items()}
     yield _figure("gain", ratios(steps["ddp"], steps["ours"]))
     yield _figure("alike over ddp", ratios(steps["alike"], steps["ddp"]))
     trained = [parameter.nbytes for parameter in theirs.model.parameters() if parameter.requires_grad]

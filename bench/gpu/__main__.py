@@ -63,12 +63,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", type=int, default=0, help="number of the GPU")
     parser.add_argument("--commit", default="", help="commit of the code, if this is not a clone")
     parser.add_argument("--no-build", action="store_true", help="use the installed package")
-    asked = parser.parse_args()
-    if asked.out is None and not asked.list:
+    arguments = parser.parse_args()
+    if arguments.out is None and not arguments.list:
         parser.error("--out DIR is needed")
-    if not asked.minutes > 0:
-        parser.error(f"--minutes {asked.minutes}; use more than 0")
-    return asked
+    if not arguments.minutes > 0:
+        parser.error(f"--minutes {arguments.minutes}; use more than 0")
+    return arguments
 
 
 if __name__ == "__main__":

@@ -65,15 +65,15 @@ def bring_bundle() -> str:
     if bundle.SITE.is_dir():  # installed by an earlier run
         _use_site()
     carried = {bundle.name_of(wheel) for wheel in bundle.WHEELS.glob("*.whl")}
-    wanted = [package.name for package in missing_packages() if package.name in carried]
-    if not wanted:
+    bundled = [package.name for package in missing_packages() if package.name in carried]
+    if not bundled:
         return ""
     try:
         bundle.install()
     except bundle.BundleError as error:
         return str(error)
     _use_site()
-    return f"installed from the bundle: {', '.join(wanted)} and their dependencies"
+    return f"installed from the bundle: {', '.join(bundled)} and their dependencies"
 
 
 def _use_site() -> None:
@@ -100,8 +100,8 @@ def how_to_bring(missing: Sequence[Package]) -> str:
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     lines = ["These Python packages are missing or too old:"]
     lines += [f"  {p.name:16} {p.without or 'REQUIRED'}" for p in missing]
-    wanted = {requirement.partition(">=")[0] for requirement in bundle.WANTED}
-    more = " ".join(package.name for package in missing if package.name not in wanted)
+    bundled = {requirement.partition(">=")[0] for requirement in bundle.WANTED}
+    more = " ".join(package.name for package in missing if package.name not in bundled)
     lines += [
         f"With a network:    python -m pip install {' '.join(package.name for package in missing)}",
         "Without a network, on another machine run",

@@ -112,8 +112,8 @@ def list_parts() -> None:
 
 def unknown_names(only: Sequence[str]) -> list[str]:
     """Returns unknown names of parts or groups."""
-    known = (*RUNGS, *MEASUREMENTS)
-    return [wanted for wanted in only if not any(_is_below(name, wanted) for name in known)]
+    names = (*RUNGS, *MEASUREMENTS)
+    return [selected for selected in only if not any(_is_below(name, selected) for name in names)]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -165,11 +165,11 @@ def _climb(record: Record, server: Server, options: argparse.Namespace) -> bool:
 def _measure(record: Record, server: Server, options: argparse.Namespace, deadline: float) -> bool:
     """Runs the measurements within their shares of the remaining time; returns True if the GPU tests passed."""
     good = True
-    chosen = [m for m in MEASUREMENTS.values() if is_chosen(options, m.name)]
-    chosen = [m for m in chosen if m.in_dry_run or not is_rehearsal(options)]
-    for number, measurement in enumerate(chosen):
+    measurements = [m for m in MEASUREMENTS.values() if is_chosen(options, m.name)]
+    measurements = [m for m in measurements if m.in_dry_run or not is_rehearsal(options)]
+    for number, measurement in enumerate(measurements):
         left = deadline - time.monotonic()
-        share = measurement.seconds / sum(later.seconds for later in chosen[number:])
+        share = measurement.seconds / sum(later.seconds for later in measurements[number:])
         least = DRY_SECONDS if is_rehearsal(options) else measurement.seconds
         soft = min(left, measurement.most_seconds or max(left * share, least))
         if left < MIN_S:
@@ -205,9 +205,9 @@ def is_rehearsal(options: argparse.Namespace) -> bool:
 
 def is_chosen(options: argparse.Namespace, name: str) -> bool:
     """Returns True if a part is selected; models need the ceilings for their bounds."""
-    needed = name == "ceilings" and any(wanted.startswith("models") for wanted in options.only)
-    return needed or not options.only or any(_is_below(name, wanted) for wanted in options.only)
+    needed = name == "ceilings" and any(selected.startswith("models") for selected in options.only)
+    return needed or not options.only or any(_is_below(name, selected) for selected in options.only)
 
 
-def _is_below(name: str, wanted: str) -> bool:
-    return name == wanted or name.startswith(f"{wanted}/")
+def _is_below(name: str, group: str) -> bool:
+    return name == group or name.startswith(f"{group}/")

@@ -35,8 +35,8 @@ class InProcess:
         self.posted: dict[tuple[_Key, bool], _Posted] = {}
         self.gathered: defaultdict[int, dict[int, Any]] = defaultdict(dict)
         self._changed = threading.Condition()
-        self._failed: tuple[str, int] | None = None
-        self._left: set[int] = set()
+        self._failure: tuple[str, int] | None = None
+        self._finished: set[int] = set()
 
     def run(self, program: Callable[[InProcessTransport], _Result]) -> tuple[_Result, ...]:
         """Runs a program on each rank in its own thread, and returns the results.
@@ -73,15 +73,15 @@ class InProcess:
             self._changed.notify_all()
 
     def fail(self, rank: int, why: str) -> None:
-        self._failed = self._failed or (f"rank {rank} {why}", rank)
+        self._failure = self._failure or (f"rank {rank} {why}", rank)
 
     def leave(self, rank: int) -> None:
-        self._left.add(rank)
+        self._finished.add(rank)
 
     def check(self) -> None:
         """Raises RankFailedError if a rank has failed."""
-        if self._failed is not None:
-            raise RankFailedError(self._failed[0], ranks=(self._failed[1],))
+        if self._failure is not None:
+            raise RankFailedError(self._failure[0], ranks=(self._failure[1],))
 
     def wait_for(self, missing: Callable[[], set[int]], what: str) -> None:
         """Waits until no rank is missing.
@@ -92,8 +92,8 @@ class InProcess:
         with self._changed:
             while missing():
                 self.check()
-                if left := sorted(missing() & self._left):
-                    raise RankFailedError(f"rank {left[0]} has left, and others wait for {what}", ranks=(left[0],))
+                if gone := sorted(missing() & self._finished):
+                    raise RankFailedError(f"rank {gone[0]} has left, and others wait for {what}", ranks=(gone[0],))
                 self._changed.wait()
 
 

@@ -64,10 +64,10 @@ def make_companions(model):
 
 def update_companions(model, companions):
     """Takes a tenth of what the weights are now."""
-    for kept, now in zip(companions["ema"].parameters(), model.parameters(), strict=True):
-        kept.lerp_(now, 0.1)
-    for kept, now in zip(companions["ema"].buffers(), model.buffers(), strict=True):
-        kept.copy_(now)
+    for average, current in zip(companions["ema"].parameters(), model.parameters(), strict=True):
+        average.lerp_(current, 0.1)
+    for average, current in zip(companions["ema"].buffers(), model.buffers(), strict=True):
+        average.copy_(current)
 
 
 def make_scaler():

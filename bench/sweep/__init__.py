@@ -1,1 +1,1 @@
-"""The sweep: models and loops, trained plain and colocated, and compared bit for bit."""
+"""Models and loops, trained plain and colocated, and compared bit for bit."""

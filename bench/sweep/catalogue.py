@@ -42,7 +42,7 @@ def nets_of(kind: str) -> list[Case]:
 
 
 def pipeline_cases() -> list[Case]:
-    """Returns all cases whose model differs: those with lists of layers, and all others but loops round one model."""
+    """Returns all cases with different models, those with lists of layers first, without loops round one model."""
     from bench.sweep.models import LISTS
 
     return _models("lists of layers", LISTS) + [

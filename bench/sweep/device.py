@@ -1,4 +1,4 @@
-"""The device of a process's cases: the CPU, unless ``on`` names another."""
+"""The device of a process's cases: the CPU, unless ``on`` sets another."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def on(chosen: torch.device) -> Iterator[None]:
 
 
 def moved(values: Any) -> Any:
-    """Returns the same nest of values with its tensors on the device."""
+    """Returns nested values with their tensors on the device."""
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device()), values)

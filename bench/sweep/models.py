@@ -1,7 +1,7 @@
-"""The sweep's models of transformers with their batches, a row for each.
+"""The sweep's transformers models and their batches, one row each.
 
-A batch is a function of a generator, described by its parts. A row names the class, the batch and the settings of the
-class's configuration; ``sub`` is a configuration in it.
+A batch is a function of a generator, described by its parts. A row has the class, the batch and the settings of the
+class's configuration; ``sub`` is a nested configuration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUM_WORDS = 99
 
 
 def words(drawn: Generator, rows: int = 4, length: int = 12, *, end: int = NUM_WORDS) -> Tensor:
-    """Returns tokens without the special ones."""
+    """Returns tokens other than special ones."""
     return torch.randint(10, end, (rows, length), generator=drawn)
 
 
@@ -33,7 +33,7 @@ def ones(*shape: int) -> Tensor:
 
 
 def with_marks(tokens: Tensor, token: int, count: int, *, start: int = 1) -> Tensor:
-    """Returns tokens of which ``count`` stand for an image or a sound."""
+    """Returns tokens with ``count`` image or audio placeholders."""
     tokens = tokens.clone()
     tokens[:, start : start + count] = token
     return tokens
@@ -45,12 +45,12 @@ def labelled(tokens: Tensor, **more: Any) -> Inputs:
 
 
 def batch(**parts: Any) -> Draw:
-    """Returns a batch of parts: a tuple is the shape of normal numbers, a function draws, all else is a constant."""
+    """Returns a batch of parts: a tuple is a shape of normal numbers, a function draws values, all else is constant."""
     return lambda drawn: _drawn(parts, drawn)
 
 
 def sentences(*, length: int = 12, marks: int = 0, **parts: Any) -> Draw:
-    """Returns a language model's batch, of whose tokens ``marks`` stand for an image or a sound."""
+    """Returns a language model's batch with ``marks`` image or audio placeholders."""
     return lambda drawn: labelled(with_marks(words(drawn, length=length), 3, marks), **_drawn(parts, drawn))
 
 
@@ -91,7 +91,7 @@ def boxes(drawn: Generator) -> Inputs:
 
 
 def ragged(drawn: Generator) -> Inputs:
-    """Returns rows of other lengths, of which the last is padded."""
+    """Returns rows of different lengths; the last is padded."""
     inputs = predicted(drawn)
     inputs["attention_mask"][-1, 10:] = 0
     return inputs
@@ -116,7 +116,7 @@ def qwen(drawn: Generator) -> Inputs:
 
 
 def omni(drawn: Generator) -> Inputs:
-    """Returns images, and sounds of 16 frames that become 4 tokens each."""
+    """Returns images, and audio of 16 frames that becomes 4 tokens each."""
     inputs = qwen(drawn)
     tokens = with_marks(with_marks(inputs["input_ids"], 7, 4, start=10), 8, 1, start=9)
     sounds = {"input_features": torch.randn(4, 16, 16, generator=drawn), "feature_attention_mask": ones(4, 16)}
@@ -124,7 +124,7 @@ def omni(drawn: Generator) -> Inputs:
 
 
 def omni_of_other_lengths(drawn: Generator) -> Inputs:
-    """Returns the same, with sounds of other lengths in tensors of the same shapes in each step."""
+    """Returns the same with different audio lengths in tensors of equal shapes in each step."""
     inputs = omni(drawn)
     shorter = int(torch.randint(0, 2, (), generator=drawn))
     for row, length in enumerate((16 - 2 * shorter, 12 + 2 * shorter)):  # 4 + 3 tokens, or 3 + 3
@@ -163,7 +163,7 @@ def row(name: str, draw: Draw, **settings: Any) -> Make:
 
 
 def encoder_decoder(name: str, draw: Draw, encoder: Sub) -> Make:
-    """Returns the row of an encoder whose results Bert reads as a decoder."""
+    """Returns the row of an encoder with Bert as its decoder."""
     decoder = sub("Bert", **TEXT, is_decoder=True, add_cross_attention=True)
 
     def make() -> tuple[nn.Module, Draw]:
@@ -180,7 +180,7 @@ def without(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def clip_distilled() -> tuple[nn.Module, Draw]:
-    """Makes a pair of models of which the frozen one teaches the other by its hidden states."""
+    """Returns two models; the frozen one teaches the other by its hidden states."""
 
     class Distilled(nn.Module):
         def __init__(self) -> None:
@@ -381,7 +381,7 @@ def find(name: str) -> Make:
 
 
 def train_model(session: Session, make: Make, steps: int = 4) -> None:
-    """Colocates a model and trains it for a few steps, each on a batch of its own."""
+    """Colocates a model and trains it for a few steps, each on another batch."""
     model, draw = make()
     model.train()
     session.colocate(model, moved(draw(Generator().manual_seed(0))))
@@ -395,7 +395,7 @@ def train_model(session: Session, make: Make, steps: int = 4) -> None:
 
 
 def _loss_of(output: Any) -> Tensor:
-    """Returns the loss of a model; of one that has none, the mean squares of its results together."""
+    """Returns the loss of a model, or the sum of its results' mean squares if it has none."""
     if getattr(output, "loss", None) is not None:
         return output.loss
     return torch.stack([tensor.square().mean() for tensor in _trained_tensors(output)]).sum()

@@ -1,4 +1,4 @@
-"""Each operator of torch's OpInfo database, applied between modules to results that lanes are still computing.
+"""Each operator of torch's OpInfo database, applied between modules to pending results of lanes.
 
 ``python -m bench.sweep --operators``; the database needs the package ``expecttest``. A model calls two towers, applies
 the operator to their results, and calls a third module on what that returns. Inputs are the first samples of the
@@ -37,7 +37,7 @@ Operator = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]
 
 
 class Scaled(nn.Module):
-    """Returns its arguments, multiplied by a parameter where they are no integers."""
+    """Multiplies arguments other than integers by a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def operator_cases() -> list[Case]:
 
 
 def judge_operator(case: Case) -> Iterator[Figure]:
-    """Compares the samples of an operator with the plain model's, results and gradients bit for bit."""
+    """Compares results and gradients of an operator's samples with the plain model's, bit for bit."""
     plain, model, sample = Between(), Between(), ([torch.ones(2)], [torch.ones(2)])
     yield figure(case, CRASHED, reason="the process died")  # unless it comes back
     backend = HostBackend(num_slots=3, num_threads=1)

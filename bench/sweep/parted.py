@@ -49,7 +49,7 @@ class _Plain:
 
 
 def judge_parted(case: Case) -> Iterator[Figure]:
-    """Cuts a case's model in several ways, and compares; yields a figure that holds until the next one."""
+    """Cuts a case's model in several ways and compares; each yielded figure replaces the one before."""
     began = time.perf_counter()
     try:
         plain = _run_plain(*_model_of(case))
@@ -71,7 +71,7 @@ def judge_parted(case: Case) -> Iterator[Figure]:
 
 
 def loss_of(output: Any) -> Tensor:
-    """Returns the loss of a model's output; of one that has none, the mean squares of all its tensors."""
+    """Returns the loss of a model's output, or the mean squares of all its tensors if it has none."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss
@@ -104,7 +104,7 @@ def _chunk(layers: list[tuple[SplitModule, int]]) -> tuple[Part, ...]:
 
 
 class ChunkChain:
-    """A microbatch through all chunks of a model in one process, and back through their boundaries.
+    """Forward and backward of a microbatch through all chunks of a model in one process.
 
     Each chunk is on a rank of its own: a copy of the model that holds the weights of one chunk.
     """
@@ -124,11 +124,11 @@ class ChunkChain:
     ) -> Tensor:
         """Runs forwards and backwards as the pipeline does; gradients add up in the ranks' parameters.
 
-        Chunks of modules that the microbatch has no input for are left out. Modules with ``sizes`` are cut into pieces
-        of so many units, and draw no random numbers.
+        Skips chunks of modules for which the microbatch has no input. Modules with ``sizes`` are cut into pieces of
+        these sizes, and draw no random numbers.
 
         Raises:
-            AssertionError: A rank expects other shapes than another sends.
+            AssertionError: Ranks expect other shapes than they receive.
         """
         # For each forward, by chunk and piece, its tensors beside the leaves of those that receive them.
         tape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
@@ -182,10 +182,10 @@ class ChunkChain:
             yield take_units(self._split, kwargs, module, range(first, min(first + sizes[module], units)))
 
     def state_after(self, kwargs: Mapping[str, Any]) -> RandomState:
-        """Returns the generators' state that each rank sees behind a microbatch, from the present one on.
+        """Returns the generators' state of each rank after a microbatch that starts from the current state.
 
         Raises:
-            AssertionError: Ranks see different ones.
+            AssertionError: Ranks have different states.
         """
         before = random_state(_CPU)
         states = []
@@ -225,7 +225,7 @@ def _model_of(case: Case) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def _run_plain(model: nn.Module, kwargs: dict[str, Any]) -> _Plain:
-    """Runs a model in double precision, or as it is where it does not run so."""
+    """Runs a model in double precision if possible, and unchanged otherwise."""
     try:
         doubled = pytree.tree_map_only(Tensor, lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, kwargs)
         return _in_precision(copy.deepcopy(model).double(), doubled, torch.float64)
@@ -300,7 +300,7 @@ def _difference(plain: _Plain, loss: Tensor, gradients: Mapping[str, Tensor]) ->
 
 
 def _change_as_told(model: nn.Module) -> list[str]:
-    """Changes a model as refusals tell to; returns the changes."""
+    """Changes a model as refusals advise; returns the changes."""
     changes = []
     for module in model.modules():
         if isinstance(module, _BatchNorm) and module.training:

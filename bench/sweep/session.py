@@ -29,11 +29,11 @@ _TOP = Path(__file__).resolve().parent.parent.parent
 
 
 class RefusedError(Exception):
-    """Mosaic said before training that it cannot place a model's modules."""
+    """Mosaic cannot place a model's modules."""
 
 
 class PlainHandle:
-    """The handle of a model that runs as it is."""
+    """The handle of a plain model."""
 
     def disabled(self) -> nullcontext[None]:
         return nullcontext()
@@ -57,7 +57,7 @@ class Session:
     """The handles of colocated models, also of those that are removed."""
 
     def colocate(self, model: nn.Module, sample: Any) -> Handle | PlainHandle:
-        """Moves a model to the device and places all its modules: those that do not need each other side by side.
+        """Moves a model to the device and places all modules; independent modules run side by side.
 
         Raises:
             RefusedError: Mosaic refuses.
@@ -79,12 +79,12 @@ class Session:
         return handle
 
     def note(self, *values: Any) -> None:
-        """Keeps values of the loop: tensors and plain data."""
+        """Records values of the loop: tensors and plain data."""
         for value in values:
             self.noted[f"value {len(self.noted)}"] = comparable(value)
 
     def note_models(self) -> None:
-        """Keeps parameters, gradients and buffers of all models, as the loop would read them."""
+        """Records parameters, gradients and buffers of all models."""
         for index, model in enumerate(self.models):
             of = f" of model {index}" if len(self.models) > 1 else ""
             for name, parameter in model.named_parameters():
@@ -110,7 +110,7 @@ class Case:
 
 
 class CaughtModel(BaseException):
-    """Leaves a loop where it would have colocated its model."""
+    """Ends a loop at its call of ``colocate``."""
 
     def __init__(self, model: nn.Module, sample: Any) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class CaughtModel(BaseException):
         """Returns the sample as keyword arguments.
 
         Raises:
-            TypeError: The model's forward does not take them by name.
+            TypeError: The model's forward does not accept keywords.
         """
         if isinstance(self.sample, Mapping):
             return dict(self.sample)
@@ -129,14 +129,14 @@ class CaughtModel(BaseException):
 
 
 class CatchingSession(Session):
-    """Runs a loop up to the model that it colocates."""
+    """Runs a loop up to its call of ``colocate``."""
 
     def colocate(self, model: nn.Module, sample: Any) -> Handle | PlainHandle:
         raise CaughtModel(model, sample)
 
 
 def _backend(graph: ModuleGraph) -> Backend:
-    """Returns the device's backend; on the host with a lane of one thread for each module."""
+    """Returns the device's backend; on the host with one single-threaded lane per module."""
     if device().type == "cuda":
         return CudaBackend(device().index or 0)
     return HostBackend(num_slots=max(2, len(graph.names)), num_threads=1)
@@ -149,12 +149,12 @@ def seed_all(seed: int) -> None:
 
 
 def without_folders(text: str) -> str:
-    """Returns text that names files as the repository and its packages do."""
+    """Returns text with paths relative to the repository and its packages."""
     return re.sub(r"[^\s(]*/site-packages/", "", text.replace(f"{_TOP}/", ""))
 
 
 def comparable(value: Any) -> Any:
-    """Returns a copy that can be compared: tensors with one kind of NaN, all else as it is."""
+    """Returns a copy for comparison, with equal NaNs in tensors."""
     if not isinstance(value, torch.Tensor):
         return value
     copy = (value.detach().to_dense() if value.layout != torch.strided else value.detach()).clone()
@@ -165,7 +165,7 @@ def comparable(value: Any) -> Any:
 def difference(plain: Session, ours: Session, *, share: float = 0.0) -> str:
     """Returns the first difference of two runs of a case; empty where there is none.
 
-    A number may be off by a ``share`` of the largest beside it; 0 compares bits.
+    Numbers may differ by a ``share`` of their tensor's largest; 0 compares bits.
     """
     if plain.noted.keys() != ours.noted.keys():
         return f"noted {len(ours.noted)} values, plain {len(plain.noted)}"

@@ -1,4 +1,4 @@
-"""The outcomes of cases, and tables of their numbers by kind."""
+"""Outcomes of cases, and tables of their counts by kind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OPERATORS_STUDY = "bench_sweep_operators"
 
 
 def counts_table(study: Study, outcomes: Sequence[str] = OUTCOMES) -> str:
-    """Returns how many cases of each kind ended how in a sweep."""
+    """Returns the counts of a sweep's outcomes by kind of case."""
     kinds = dict.fromkeys(figure.part for figure in study.figures)
     rows = [(kind, *_counts(study.of(kind), outcomes)) for kind in kinds]
     versions = "".join(f", {name} {version}" for name, version in study.versions.items())
@@ -47,7 +47,7 @@ def counts_table(study: Study, outcomes: Sequence[str] = OUTCOMES) -> str:
 
 
 def operators_table(study: Study) -> str:
-    """Returns how many of torch's operators ended how between modules, and which did not end equal on lanes."""
+    """Returns the counts of operators by outcome, and the operators that were not equal on lanes."""
     names: dict[str, list[str]] = {}
     for figure in study.figures:
         names.setdefault(figure.labels["outcome"], []).append(f"`{figure.labels['case']}`")

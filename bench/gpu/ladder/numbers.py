@@ -75,10 +75,10 @@ def convolutions(bench: Bench) -> Iterator[Figure]:
 
             result[name] = reading(run)
             yield from figures_of({name: result[name]})
-    said = judge_equal(result)
+    verdict = judge_equal(result)
     is_right = all(isinstance(value, float) and value <= CLOSE for value in result.values())
     bench.verdict = (
-        said if is_right else f"{said}: leave modules with convolutions off lanes, colocate(..., exclude=[...])"
+        verdict if is_right else f"{verdict}: leave modules with convolutions off lanes, colocate(..., exclude=[...])"
     )
 
 
@@ -113,8 +113,8 @@ def judge_triton(result: Mapping[str, Any]) -> str:
     value = result["double"]
     if value == 0:
         return "Triton kernels run on lanes: compiled branches can be placed"
-    what = value if isinstance(value, str) else f"wrong by {value:.2g}"
-    return f"{what}: leave compiled branches out of plans here, colocate(..., exclude=[...])"
+    problem = value if isinstance(value, str) else f"wrong by {value:.2g}"
+    return f"{problem}: leave compiled branches out of plans here, colocate(..., exclude=[...])"
 
 
 def _leaves(backend: CudaBackend, *shapes: tuple[int, ...]) -> list[torch.Tensor]:

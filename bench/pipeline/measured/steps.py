@@ -106,10 +106,10 @@ def steps(rank: int, size: int, *, name: str, sizes: Sizes) -> Iterator[Figure]:
     """Yields the planned step, baselines over it, and the error of simulated steps, none of which was fitted to."""
     model, of = MODELS[name], f"{name}, {size} ranks"
     own = fitted(model, sizes)
-    ways = {PLANNED: own.make(PLANNED), **{rival: own.make(rival, baseline=rival) for rival in RIVALS}}
-    planners = {way: planner for way, planner in ways.items() if isinstance(planner, StepPlanner)}
+    schedules = {PLANNED: own.make(PLANNED), **{rival: own.make(rival, baseline=rival) for rival in RIVALS}}
+    planners = {method: planner for method, planner in schedules.items() if isinstance(planner, StepPlanner)}
     if PLANNED not in planners:
-        yield missing_figure(f"{of}: all of it", ways[PLANNED])
+        yield missing_figure(f"{of}: all of it", schedules[PLANNED])
         return
     judged = _in_turn(own, model, sizes, planners)
     ours = [step.step_ms[1:] for step in judged[PLANNED]]
@@ -117,7 +117,7 @@ def steps(rank: int, size: int, *, name: str, sizes: Sizes) -> Iterator[Figure]:
     for rival in RIVALS:
         ratio = f"{of}: {rival}: step over the planned one's, ratio"
         if rival not in judged:
-            yield missing_figure(ratio, ways[rival])
+            yield missing_figure(ratio, schedules[rival])
             continue
         theirs = [step.step_ms[1:] for step in judged[rival]]
         yield _median(ratio, [[b / a for a, b in zip(*pair, strict=True)] for pair in zip(ours, theirs, strict=True)])
@@ -133,16 +133,16 @@ def _in_turn(
     own: PipelineSetup, model: MeasuredModel, sizes: Sizes, planners: dict[str, StepPlanner]
 ) -> dict[str, list[JudgedStep]]:
     """Runs steps with all schedules in each round; the first round is a warm-up."""
-    judged: dict[str, list[JudgedStep]] = {way: [] for way in planners}
-    runners = {way: PipelineRunner(own, planner.plan, keeps_all=True) for way, planner in planners.items()}
+    judged: dict[str, list[JudgedStep]] = {name: [] for name in planners}
+    runners = {name: PipelineRunner(own, planner.plan, keeps_all=True) for name, planner in planners.items()}
     for seed in range(1, 1 + sizes.steps):
         step = model.step(seed, sizes.microbatches)
-        for way, planner in planners.items():
-            judged[way].append(judge(own, planner, step, seconds=sizes.plan_s))
+        for name, planner in planners.items():
+            judged[name].append(judge(own, planner, step, seconds=sizes.plan_s))
         for _ in range(1 + sizes.rounds):
-            losses = {way: torch.tensor(take(own, runner, judged[way][-1], step)) for way, runner in runners.items()}
-            for way, values in losses.items():
-                torch.testing.assert_close(values, losses[PLANNED], rtol=1e-4, atol=1e-5, msg=f"{way}: other losses")
+            losses = {name: torch.tensor(take(own, runner, judged[name][-1], step)) for name, runner in runners.items()}
+            for name, values in losses.items():
+                torch.testing.assert_close(values, losses[PLANNED], rtol=1e-4, atol=1e-5, msg=f"{name}: other losses")
     return judged
 
 

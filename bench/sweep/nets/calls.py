@@ -1,4 +1,4 @@
-"""Arguments and results of all kinds, how towers are wired, branches on values, and shapes that change."""
+"""Kinds of arguments and results, wiring of towers, branches on values, and changing shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backward in all its forms: several, partial, of gradients, checkpointed, through functions, views and in place."""
+"""Forms of backward: repeated, partial, second-order, checkpointed, through functions, views and in-place writes."""
 
 from __future__ import annotations
 

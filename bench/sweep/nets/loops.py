@@ -1,4 +1,4 @@
-"""Loops as people write them: optimizers, evaluation, several models, errors, saving, lanes on and off."""
+"""Common loops: optimizers, evaluation, several models, errors, saving, lanes on and off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machinery around a model: compilers, threads, processes, wrappers, transforms, modes of torch."""
+"""Tools around a model: compilers, threads, processes, wrappers, transforms, torch's modes."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Two(nn.Module):
 
 
 class Both(Two):
-    """Two towers whose results stay apart."""
+    """Two towers with separate results."""
 
     def forward(self, x, y):
         return self.a(x), self.b(y)
@@ -196,7 +196,7 @@ def stepping(
 
 
 def _divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the arguments of ``train``, and the parts of a module."""
+    """Splits arguments into those of ``train`` and the parts of a module."""
     training = {name: value for name, value in settings.items() if name in (train.__kwdefaults__ or {})}
     return training, {name: value for name, value in settings.items() if name not in training}
 

@@ -1,4 +1,4 @@
-"""Modules that read or change more than their arguments, random numbers of all kinds, and hooks."""
+"""Modules that read or change other state than their arguments; random numbers and hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights, norms and number formats: tied, shared, parametrized, adapted, frozen, replaced; autocast in all places."""
+"""Tied, shared, parametrized, adapted, frozen and replaced weights; norms, number formats and autocast."""
 
 from __future__ import annotations
 
