@@ -150,7 +150,7 @@ def _train(work: Work, group: WorkerGroup, stop: StopRequests, until: float | No
     if trained.ended not in ("done", WINDOW_OVER):
         raise _StopError(workers.INTERRUPTED, f"stopped by {trained.ended} at step {trained.step}")
     if trained.step == 0:
-        raise _StopError(workers.INTERRUPTED, "the window ended before the first step; the next run begins again")
+        raise _StopError(workers.INTERRUPTED, "the window, less judging, ended before step 1; the next run retries")
     model = training.export(work.day.model, work.recipe.export)
     if group.rank == 0:
         save(replace(trained, sha256=sha256_of(work.day.model)), work.day.trained)

@@ -93,6 +93,7 @@ def test_a_loss_that_is_not_finite_fails_the_day_and_a_few_at_its_end_are_refuse
         node.change(scaler, "enabled=False")
         assert node.run() == code
         assert said in node.report.reason
+        assert ("promote it by hand" in node.report.todo) == (code == 5)
         checkpoints = checkpoints_in(node.folder.days()[-1].checkpoints)
         assert {each.step for each in checkpoints} <= {0, 10}  # none is from between
 

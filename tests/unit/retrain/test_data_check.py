@@ -82,4 +82,3 @@ def test_other_units_of_an_input_and_frozen_rows_quarantine_the_day():
     check = check_data(figures(9), BEFORE, SETTINGS, today_rows={"a", "b"}, frozen_rows={"b", "c"})
     assert check.quarantine
     assert check.reason.startswith("1 of today's 2 rows are frozen rows")
-    assert not check_data(figures(9), BEFORE, SETTINGS, today_rows={"a"}, frozen_rows={"b"}).quarantine

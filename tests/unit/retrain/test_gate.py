@@ -122,6 +122,8 @@ def test_fresh_rows_refuse_a_loss_and_alone_never_promote():
     assert not worse.passes
     assert "on the day's fresh rows" in worse.reason
     assert worse.todo == ""
+    few = judged(right(), right(), right(), fresh=[right(wrong=5, rows=100), right(wrong=3, rows=100)])
+    assert (of(few, "fresh").counts, of(few, "fresh").passed) == (False, True)  # they are too few to be called worse
 
 
 def test_a_challenger_that_is_not_valid_is_refused_before_it_is_compared():
