@@ -42,7 +42,7 @@ void bind_context(py::module_& module) {
         .def(py::init([](const Array<std::int64_t>& words, const Array<std::int32_t>& documents) {
                  if (words.ndim() != 1 || words.size() == 0 || documents.ndim() != 1 ||
                      words.size() != documents.size()) {
-                     throw std::invalid_argument("words and documents are not of one length; give one of each a token");
+                     throw std::invalid_argument("words and documents differ in length; pass one of each per token");
                  }
                  const auto* first = words.data();
                  const auto* document = documents.data();
@@ -53,14 +53,14 @@ void bind_context(py::module_& module) {
         .def(
             "work",
             [](const Runs& runs, std::int64_t block) {
-                if (block < 1) throw std::invalid_argument("a block has 1 token at least");
+                if (block < 1) throw std::invalid_argument("a block has at least 1 token");
                 return array_of(without_lock([&] { return work_of_blocks(runs, block); }));
             },
             py::arg("block"), "Visible pairs of each block of queries.")
         .def(
             "tiles",
             [](const Runs& runs, const Array<std::int64_t>& rows, std::int64_t block) {
-                if (block < 1) throw std::invalid_argument("a block has 1 token at least");
+                if (block < 1) throw std::invalid_argument("a block has at least 1 token");
                 const std::vector<std::int64_t> asked = vector_of(rows);
                 for (const std::int64_t row : asked) {
                     if (row < 0 || row * block >= runs.num_tokens) {

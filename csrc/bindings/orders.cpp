@@ -18,7 +18,7 @@ using Column = std::vector<std::int64_t>;
 Column column_of(const py::buffer& given) {
     const py::buffer_info info = given.request();
     if (info.ndim != 1 || info.itemsize != 8 || info.strides[0] != 8) {
-        throw std::invalid_argument("a column is no row of whole numbers of 8 bytes; use array.array('q')");
+        throw std::invalid_argument("a column is not a sequence of 8-byte integers; use array.array('q')");
     }
     const auto* first = static_cast<const std::int64_t*>(info.ptr);
     return Column(first, first + info.size);

@@ -9,7 +9,7 @@ namespace {
 void require_ordinal(int ordinal) {
     const int count = device_count();
     if (count == 0) {
-        throw Unavailable("the NVIDIA driver has no device to offer", "cuDeviceGetCount gave 0",
+        throw Unavailable("the NVIDIA driver finds no device", "cuDeviceGetCount returned 0",
                           "at least one CUDA device; see CUDA_VISIBLE_DEVICES");
     }
     if (ordinal < 0 || ordinal >= count) {

@@ -50,7 +50,7 @@ int read_version(GetProcAddress entry) {
     constexpr int kSince = 2020;
     void* address = look_up(entry, Functions{}, kSince, "cuDriverGetVersion", kSince);
     if (address == nullptr) {
-        throw Unavailable("the NVIDIA driver does not tell its version", "libcuda.so.1 without cuDriverGetVersion",
+        throw Unavailable("the NVIDIA driver does not report its version", "libcuda.so.1 without cuDriverGetVersion",
                           kNeeded);
     }
     int version = 0;
@@ -119,7 +119,7 @@ void initialise() {
         return;
     }
     if (status == CUDA_ERROR_NO_DEVICE || status == CUDA_ERROR_STUB_LIBRARY) {
-        throw Unavailable("the NVIDIA driver has no device to offer", "cuInit gave " + status_name(functions, status),
+        throw Unavailable("the NVIDIA driver finds no device", "cuInit gave " + status_name(functions, status),
                           kNeeded);
     }
     throw_cuda_error(functions, "cuInit", status);
@@ -131,7 +131,7 @@ std::string version_text(int version) {
 
 void throw_cuda_error(const Functions& functions, const char* call, CUresult status) {
     const std::string name = status_name(functions, status);
-    const char* way_out = is_for_good(status) ? "; a kernel before it went wrong, and CUDA in this process has ended: "
+    const char* way_out = is_for_good(status) ? "; an earlier kernel failed, and CUDA is unusable in this process: "
                                                 "start it anew, with CUDA_LAUNCH_BLOCKING=1 to find the kernel"
                                               : "";
     throw CudaError(std::string(call) + " failed with " + name + status_text(functions, status) + way_out, call, name);
@@ -143,13 +143,13 @@ bool driver_has_ended(const CudaError& error) {
 
 void throw_broken(const char* call, const std::string& what) {
     throw CudaError(std::string(call) + " returned CUDA_SUCCESS but " + what +
-                        "; this driver cannot be trusted with partitions, try another version",
+                        "; this driver's partitions are unreliable, use another version",
                     call, "CUDA_SUCCESS");
 }
 
 void throw_missing(const char* call) {
     const std::string found = "a driver of CUDA " + version_text(driver().version());
-    std::string needed = "a driver that has it";
+    std::string needed = "a driver with this function";
     for (const DriverFunction& function : driver().missing()) {
         if (std::string(function.name) == call) {
             needed = "a driver of CUDA " + version_text(function.since) + " or newer";

@@ -16,7 +16,7 @@ long long free_bytes() {
 // Checks each partition as SlotSplit::select does, and that no slot is in two of them.
 std::vector<SlotSet> check_layout(const SlotSplit& split, const LayoutSlots& layout) {
     if (layout.empty()) {
-        throw std::invalid_argument("layout=[] has no partition; name the slots of one at least, such as [[0]]");
+        throw std::invalid_argument("layout=[] has no partition; use one or more, such as [[0]]");
     }
     std::vector<SlotSet> sets;
     std::map<int, std::size_t> owner;
@@ -27,7 +27,7 @@ std::vector<SlotSet> check_layout(const SlotSplit& split, const LayoutSlots& lay
             if (!is_new) {
                 throw std::invalid_argument("slot " + std::to_string(slot) + " is in partitions " +
                                             std::to_string(held->second) + " and " + std::to_string(sets.size() - 1) +
-                                            ", but partitions of one layout are disjoint; give it to one of them, or "
+                                            ", but partitions of a layout are disjoint; remove it from one, or "
                                             "make two layouts");
             }
         }
@@ -147,7 +147,7 @@ void StreamPool::give_back(const Lock&, CUstream stream) {
     const auto found = partition_of_.find(stream);
     if (found == partition_of_.end() || !partitions_[found->second]->give_back()) {
         throw std::invalid_argument("stream=" + std::to_string(reinterpret_cast<std::uintptr_t>(stream)) +
-                                    " is not lent by this pool; give back what lend returned, once");
+                                    " is not lent by this pool; return each lent stream once");
     }
 }
 

@@ -24,9 +24,8 @@ unsigned process_generation() noexcept { return generation.load(std::memory_orde
 void Origin::require_here(const char* what) const {
     if (is_here()) return;
     static_cast<void>(kRegistered);
-    throw Unavailable(std::string(what) + " belongs to the process that this one was forked from",
-                      "a forked child, which has no CUDA driver of its own",
-                      "a pool made in the child, before which its parent has not used CUDA: start the child with "
+    throw Unavailable(std::string(what) + " belongs to the parent process", "a forked child without a CUDA driver",
+                      "a pool created in a child whose parent had not used CUDA: start the child with "
                       "multiprocessing's 'spawn', or fork before the first use of CUDA");
 }
 

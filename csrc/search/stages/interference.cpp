@@ -31,7 +31,7 @@ void check_shares(const PairShares& pair, std::size_t num_rows, std::size_t num_
         if (!is_fit) {
             throw std::invalid_argument(
                 "shares of module " + name + " need " + std::to_string(num_entries) +
-                " entries a row, one for each quota of the other, each finite and not negative");
+                " entries per row, one for each quota of the other module, finite and not negative");
         }
     }
 }

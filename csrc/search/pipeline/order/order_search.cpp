@@ -23,7 +23,7 @@ const Method& method_of(const std::string& name) {
         if (name == method.name) return method;
         known += std::string(known.empty() ? "" : ", ") + method.name;
     }
-    throw std::invalid_argument("method='" + name + "' is not known; use one of " + known);
+    throw std::invalid_argument("method='" + name + "' is unknown; use one of " + known);
 }
 
 // Threads beside the caller's, all joined at the end, whatever happens.
