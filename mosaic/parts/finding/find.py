@@ -271,6 +271,7 @@ def _check_state(model: nn.Module, before: Objects) -> None:
         harmless = (bool, str, torch.dtype, torch.Tensor) if attribute == "" else (bool, str, torch.dtype)
         is_counted = isinstance(old, int | float) and isinstance(new, int | float)  # by an object among attributes
         is_changed = new is not None and not callable(new) and not isinstance(new, harmless)
+        is_changed &= key not in ("_flat_weights", "_flat_weight_refs")  # recurrent modules renew these with weights
         if is_changed and (attribute is not None or is_counted or isinstance(new, Generator)):
             what = key if attribute in ("", "_buffers", None) else attribute
             raise UnsplittableError(
@@ -401,8 +402,7 @@ class _Dataflow(Tracer[Labels]):
         except MosaicError:
             raise
         except Exception as error:  # of any kind: it is the user's code that runs
-            foreign = ("/torch/", "/mosaic/")
-            frames = [f for f in extract_tb(error.__traceback__) if not any(each in f.filename for each in foreign)]
+            frames = [f for f in extract_tb(error.__traceback__) if not re.search("/(torch|mosaic)/", f.filename)]
             line = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "in torch"
             raise UnsplittableError(
                 f"the model cannot be followed: with the sample it raises {said_by(error)} ({line}); see that it runs "
@@ -432,14 +432,15 @@ class _Dataflow(Tracer[Labels]):
             call = self._here = _Call(site=site, line=caller(), labels={*self._decided})
             self.calls.append(call)
             with _disable_current_modes():  # what the model sets for a call is gone when the call is made again
-                is_set = any(isinstance(key, str) and key != "forward" for _, key, _, _ in around.differences())
+                changes = {k: new for _, k, _, new in around.differences() if isinstance(k, str) and k != "forward"}
             before, bound = python_state(), ModuleCall(module, forward, args, kwargs)
             noted = bound.writable()
             try:
-                result = forward(*args, **kwargs) if self._blank is None else self._zeros(call, self._blank, bound)
+                blank = self._blank
+                result = forward(*args, **kwargs) if blank is None else self._zeros(call, blank, bound, changes)
                 with _disable_current_modes():
                     place = bound.refilled(noted, result, caller=f"{path}, called at {call.line}")
-                if is_set or place is not None or not before.is_same(python_state()):
+                if changes or place is not None or not before.is_same(python_state()):
                     call.site = replace(call.site, refills=place, has_effects=True)
                 self._note_result(call, result, hidden_of(args, kwargs))
             finally:
@@ -448,8 +449,8 @@ class _Dataflow(Tracer[Labels]):
 
         return run
 
-    def _zeros(self, call: _Call, blank: BlankResults, module_call: ModuleCall) -> Any:
-        self._read(self.labels(tensors_in((module_call.args, module_call.kwargs))))
+    def _zeros(self, call: _Call, blank: BlankResults, module_call: ModuleCall, attributes: Mapping[str, Any]) -> Any:
+        self._read(self.labels(tensors_in((module_call.args, module_call.kwargs, [*attributes.values()]))))
         with _disable_current_modes():
             foreseen = blank.of(module_call)
             leaves, tree = blank.zeros(module_call)

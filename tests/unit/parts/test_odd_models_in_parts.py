@@ -387,6 +387,20 @@ def test_a_layer_whose_attribute_the_model_sets_keeps_its_activations():
     assert all(site.has_effects for site in split.sites if site.is_layer)
 
 
+@module(made=linear, layers=layers)
+def tells_layers(self: Any, x: torch.Tensor) -> torch.Tensor:
+    made = self.made(x)
+    for layer in self.layers:
+        layer.told = made
+        x = layer(x)
+    return x
+
+
+def test_layers_without_weights_need_the_results_that_are_their_attributes():
+    sites = find_split(tells_layers().to("meta"), {"x": torch.randn(2, 4)}).sites
+    assert all((0, 0) in site.needs for site in sites if site.is_layer)
+
+
 def pair(joins: bool) -> nn.Module:
     """Two towers; both results are returned, or their product once a module has changed the first one's."""
 
