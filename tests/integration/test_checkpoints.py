@@ -191,10 +191,7 @@ def test_an_optimizer_that_does_not_fit_is_refused(tmp_path: Path):
 
 def test_what_cannot_be_saved_is_refused_by_name(tmp_path: Path):
     model = Tied()
-    for more, said in (
-        ({"step": -1}, "step=-1 is not a count"),
-        ({"keep": 0}, "keep=0 would leave no checkpoint"),
-    ):
+    for more, said in (({"step": -1}, "step=-1 is not a count"), ({"keep": 0}, "keep=0 would leave no checkpoint")):
         with pytest.raises(ValueError, match=said):
             saved(model, tmp_path, **more)
     with pytest.raises(TypeError, match=r"extra\['odd'\] is a builtins.set"):

@@ -58,11 +58,7 @@ def test_tiles_of_a_window_have_all_that_it_sees(seed: int, num_tokens: int, blo
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    seed=st.integers(0, 2**31 - 1),
-    num_tokens=st.integers(1, 180),
-    block=st.sampled_from([1, 3, 16, 64]),
-)
+@given(seed=st.integers(0, 2**31 - 1), num_tokens=st.integers(1, 180), block=st.sampled_from([1, 3, 16, 64]))
 def test_work_and_tiles_are_those_of_the_dense_matrix(seed: int, num_tokens: int, block: int):
     check_blocks(odd_mask(seed, num_tokens), block)
 

@@ -52,11 +52,7 @@ WRONG = [
     (2, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --memory-gb nan", "memory_gb=nan; use a number above 0"),
     (2, "plan --pipeline 100 --model zoo:qwen3-vl-tiny", "layers for 100 ranks"),
     (2, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --share luck", "unknown load balancer 'luck'; choose one of: lpt"),
-    (
-        1,
-        "plan --pipeline 4 --model zoo:qwen3-vl-tiny --baselines no.csv",
-        "cannot read no.csv: No such file",
-    ),
+    (1, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --baselines no.csv", "cannot read no.csv: No such file"),
     (3, "plan --pipeline 4 --model zoo:qwen3-vl-tiny --seconds 0.2 --memory-gb 0.00001", "what would help"),
     # run and bench
     (2, "run --model zoo:clip-tiny --steps 0", "steps=0; use 1 or more"),

@@ -14,10 +14,7 @@ from mosaic.context.words import causal
 def test_shares_are_what_their_names_say():
     work = np.arange(1, 9)
     found = {name: distribute(work, 2, name, chunk=1).rank_of.tolist() for name in ("ring", "headtail")}
-    assert found == {
-        "ring": [0, 0, 0, 0, 1, 1, 1, 1],
-        "headtail": [0, 0, 1, 1, 1, 1, 0, 0],
-    }
+    assert found == {"ring": [0, 0, 0, 0, 1, 1, 1, 1], "headtail": [0, 0, 1, 1, 1, 1, 0, 0]}
     assert distribute(work, 2, "ring", chunk=3).rank_of.tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
 
 

@@ -56,11 +56,7 @@ def words_of(*words: int) -> dict[str, np.ndarray]:
         (words_of(), ValueError, "pass one of each for every token"),
         (words_of(1, -1), ValueError, "token 1 uses bit 63"),
         (words_of(1, 1, 60 << 56), ValueError, "token 2 has a stream above 55; number the streams of each document"),
-        (
-            words_of(1, BOTH | 3 << 56 | 1),
-            ValueError,
-            "token 1 sees its own stream in both directions",
-        ),
+        (words_of(1, BOTH | 3 << 56 | 1), ValueError, "token 1 sees its own stream in both directions"),
         (
             {**words_of(1, 1, 1), "documents": np.array([0, 1, 0], np.int32)},
             ValueError,
