@@ -109,11 +109,12 @@ def test_a_file_that_changes_after_training_is_refused_and_made_again_once_it_is
 
 def test_a_day_that_lost_its_state_begins_anew_and_uses_none_of_its_files(make_node: Make):
     node = make_node()
+    node.folder.day(FIRST).path.mkdir(parents=True)  # which a killed run only began
     assert node.run() == 0
     (day_of(node).path / "state.json").unlink()
     assert node.run() == 0
     assert node.report.state.version == "0002"
-    assert day_of(node).path.with_name(f"{FIRST}.1").is_dir()
+    assert [path.name for path in day_of(node).path.parent.glob("*.*")] == [f"{FIRST}.1"]
 
 
 def test_a_program_that_changed_within_a_day_is_reported(make_node: Make):

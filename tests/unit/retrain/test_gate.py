@@ -59,7 +59,6 @@ def of(result: GateResult, name: str, against: str = "0041") -> Comparison:
 def test_a_tie_is_promoted_where_the_rows_can_tell_and_refused_where_they_cannot():
     result = judged(right(), right(), right())
     assert result.passes
-    assert result.todo == ""
     assert -0.01 < of(result, "frozen").low < of(result, "frozen").difference == 0 < of(result, "frozen").high < 0.01
     assert "0042 is as good as 0041 within 0.01" in result.reason
     few = judged(*[right(wrong=5, rows=100)] * 3)
@@ -121,7 +120,6 @@ def test_fresh_rows_refuse_a_loss_and_alone_never_promote():
     worse = judged(right(), right(), right(), fresh=[right(wrong=150, rows=500), right(wrong=50, rows=500)])
     assert not worse.passes
     assert "on the day's fresh rows" in worse.reason
-    assert worse.todo == ""
     few = judged(right(), right(), right(), fresh=[right(wrong=5, rows=100), right(wrong=3, rows=100)])
     assert (of(few, "fresh").counts, of(few, "fresh").passed) == (False, True)  # they are too few to be called worse
 

@@ -28,6 +28,7 @@ class Scripted(Workers):
         self.started: list[subprocess.Popen[bytes]] = []
 
     def _start(self, command: list[str], more: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        assert (command[1], Path(command[4]).is_absolute()) == ("-P", True)
         child = super()._start([sys.executable, "-c", self.programs[int(more.get("RANK", "0"))], command[-1]], more)
         self.started.append(child)
         return child
@@ -46,7 +47,8 @@ def test_a_rank_that_waits_for_a_failed_one_and_a_worker_that_hangs_are_killed(
     monkeypatch.setattr(workers, "ALONE_S", 0.2)
     monkeypatch.setattr(workers, "GRACE_S", 0.2)
     failing = "import sys; print('mine', end='', file=open(sys.argv[1].partition('=')[2] + '.1', 'w')); sys.exit(71)"
-    ended = run(tmp_path, FOREVER, failing)
+    monkeypatch.chdir(tmp_path)
+    ended = run(Path("-node"), FOREVER, failing)
     assert (ended.how, ended.reason) == ("out of memory", "mine")
     ended = run(tmp_path, FOREVER, total_s=0.3)
     assert (ended.how, ended.outcome) == ("hung", "interrupted")
