@@ -67,8 +67,8 @@ def without_cache(value: Any) -> Any:
 
 
 def is_cache(value: Any) -> bool:
-    """Returns True for a cache of keys and values, as in transformers."""
-    return hasattr(value, "get_seq_length")
+    """Returns True for a cache of keys and values of transformers; layers may write into no other one."""
+    return hasattr(value, "get_seq_length") and type(value).__module__.startswith("transformers.")
 
 
 @dataclass(frozen=True, slots=True)
