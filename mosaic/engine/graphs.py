@@ -42,10 +42,8 @@ from mosaic.find.trace import written_by
 
 NUM_TRIALS = 3
 """Runs before a capture, as in ``torch.cuda.make_graphed_callables``: libraries plan and tune at their first use."""
-_MAX_CAPTURES = 12
-"""Kinds of calls of one module, such as shapes, that are captured; further ones run eagerly."""
-_MAX_ATTEMPTS = 3
-"""Failed captures of one kind of call after which it runs eagerly for good."""
+_MAX_CAPTURES = 12  # kinds of calls of one module, such as shapes; further ones run eagerly
+_MAX_ATTEMPTS = 3  # failed captures of one kind of call, after which it runs eagerly for good
 _TWICE = "its gradients are taken with create_graph=True, and a graph has no gradients of gradients"
 _PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -208,8 +208,7 @@ class Handle(Checkpointer):
             sample: One batch as it will be trained on from now on; by default the last one.
             reason: Shown by ``describe()``.
             plan: A plan to run instead of solving for one.
-            modules: Names or patterns of the modules to place; by default as before.
-            exclude: Names or patterns of modules to leave where they are; by default as before.
+            modules, exclude: Names or patterns, as for ``mosaic.colocate``; by default as before.
 
         Raises:
             ValueError: There is no reason, or a plan and a method were given.

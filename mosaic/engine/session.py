@@ -7,6 +7,7 @@ import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -183,13 +184,10 @@ class Session:
     def _profile(self, cache: ProfileCache) -> Profile:
         """Profiles the modules, without those that were chosen for the caller and cannot run by themselves."""
         options, backend = self.request.options, self.request.backend
-        settings, progress = options.profiling, options.progress
+        measure = partial(profile_modules, cache=cache, settings=options.profiling, progress=options.progress)
         while True:
-            subjects, graph = self.finding.subjects, self.finding.graph
             try:
-                return profile_modules(
-                    self.model, subjects, graph, backend, cache=cache, settings=settings, progress=progress
-                )
+                return measure(self.model, self.finding.subjects, self.finding.graph, backend)
             except ModuleFailedError as error:
                 if self.request.modules is not None:
                     raise

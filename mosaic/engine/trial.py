@@ -30,8 +30,7 @@ from mosaic.profiler import ForeignLoad, Subject
 from mosaic.take_turns import PLAIN, Decision, TrialReport, Turns, Visit
 
 _LOG = logging.getLogger("mosaic")
-_MAX_BUSY = 5
-"""Step boundaries in a row with a pending backward, after which a candidate is given up."""
+_MAX_BUSY = 5  # step boundaries in a row with a pending backward, after which a candidate is given up
 _RETRIAL_STEPS = 1000
 """Fewest steps between two trials; twice as many before each further one."""
 _WINDOW, _DRIFT = 40, 1.1

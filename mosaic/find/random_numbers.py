@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from types import FunctionType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -114,13 +113,14 @@ def advance(generator: torch.Generator, draws: int) -> None:
     torch.empty(draws % 2, dtype=torch.int32).random_(generator=generator)
 
 
-DRAWING = re.compile(
-    r"(feature_)?(alpha_)?dropout(\dd)?|stochastic_depth|rand(n|int|perm)?(_like)?|random_|uniform_?|(\w+_)?normal_?"
-    r"|bernoulli_?|binomial|multinomial|poisson|cauchy_|exponential_|geometric_|gumbel_softmax|rrelu"
+_DRAWS = re.compile(
+    r"(feature_)?(alpha_)?dropout(\dd)?_?|rand(n|int|perm)?(_like)?|random_|(\w+_)?(uniform|normal)_?|bernoulli_?|binomial"
+    r"|multinomial|poisson|(cauchy|exponential|geometric)_?|gumbel_softmax|rrelu\w*|_standard_gamma|_sample_dirichlet"
+    r"|fractional_max_pool\dd\w*|(svd|pca)_lowrank|lobpcg"
 )
-"""Functions that draw random numbers, as code names them."""
-_MAY_DRAW = re.compile(rf"{DRAWING.pattern}|scaled_dot_product_attention|multi_head_attention_forward")
-_RECURRENT = ("gru", "lstm", "rnn_tanh", "rnn_relu")
+"""Functions that draw random numbers."""
+_DROPS = re.compile(r"scaled_dot_product_attention|multi_head_attention_forward|gru|lstm|rnn_(tanh|relu)")
+"""Functions that draw where one of their arguments is a share to drop."""
 
 
 class LaneRandomness(TorchFunctionMode):
@@ -131,10 +131,17 @@ class LaneRandomness(TorchFunctionMode):
         self._generator = generator
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        drops = name in _RECURRENT and any(isinstance(each, float) and each > 0 for each in args)
-        with _DrawingOperators(self._generator) if drops or _MAY_DRAW.fullmatch(name) else nullcontext():
-            return func(*args, **(kwargs or {}))
+        draws, kwargs = _may_draw(func), kwargs or {}
+        if draws == "drops":
+            draws = any(isinstance(each, float) and each > 0 for each in (*args, *kwargs.values()))
+        with _DrawingOperators(self._generator) if draws else nullcontext():
+            return func(*args, **kwargs)
+
+
+@lru_cache(maxsize=4096)
+def _may_draw(func: Any) -> bool | Literal["drops"]:
+    name = getattr(func, "__name__", "").partition(".")[0]  # an operator's ends with that of its overload
+    return "drops" if _DROPS.fullmatch(name) else _DRAWS.fullmatch(name) is not None
 
 
 class _DrawingOperators(TorchDispatchMode):
@@ -149,8 +156,9 @@ class _DrawingOperators(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+@cache
 def draws_numbers(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags
+    return torch.Tag.nondeterministic_seeded in func.tags or "generator" in dict(_arguments(func))
 
 
 @cache
@@ -166,20 +174,14 @@ def _arguments(func: Any) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in func._schema.arguments]
 
 
-def may_draw(module: nn.Module) -> bool:
-    """Returns whether parts in training are dropouts, or methods of their own classes name functions that draw."""
-    return any(part.training and _part_may_draw(part) for part in module.modules())
+def runs_own_code(module: nn.Module) -> bool:
+    """Returns whether parts of a module, their hooks or functions among their attributes are other code than torch's.
 
-
-def _part_may_draw(part: nn.Module) -> bool:
-    if isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU):
-        return getattr(part, "p", 1.0) > 0
-    kind: Any = getattr(type(part), "_mosaic_plain", type(part))  # a swapped class holds the model, and would be kept
-    return any(not isinstance(getattr(part, name, None), nn.Module) for name in _random_names(kind))
-
-
-@lru_cache(maxsize=1000)
-def _random_names(kind: Any) -> frozenset[str]:
-    classes = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
-    functions = [value for base in classes for value in vars(base).values() if isinstance(value, FunctionType)]
-    return frozenset(name for each in functions for name in each.__code__.co_names if DRAWING.fullmatch(name))
+    Torch's modules draw in all calls of one kind, or in none.
+    """
+    for part in module.modules():
+        kind: Any = getattr(type(part), "_mosaic_plain", type(part))
+        named = (kind, *part._forward_hooks.values(), *part._forward_pre_hooks.values(), *vars(part).values())
+        if any((getattr(each, "__module__", None) or "torch").partition(".")[0] != "torch" for each in named):
+            return True
+    return False

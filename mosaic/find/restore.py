@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -59,7 +60,7 @@ def preserved(model: nn.Module, sample: Any = None, *, alone: Sequence[Any] = ()
         for each in tensors:
             each.set_gradient_aside()
         # TorchScript specialises a function in its first optimized runs, which are the loop's.
-        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]  # exported under its own name
+        with torch.jit.optimized_execution(False), warnings.catch_warnings():  # type: ignore[attr-defined]
             yield
     finally:
         try:

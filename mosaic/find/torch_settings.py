@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -68,6 +69,7 @@ SETTINGS: tuple[Setting, ...] = (
     *(_flag(f"{kind}_sdp_enabled", f"sdp_use_{kind}") for kind in ("flash", "mem_efficient", "math", "cudnn")),
     Setting("nn.MultiheadAttention's fast path", mha.get_fastpath_enabled, mha.set_fastpath_enabled),
     *map(_flag, ("mkldnn_enabled", "cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic")),
+    Setting("the warnings' filters", lambda: id(warnings.filters), lambda before: None),
     Setting("the default device", _default_device, torch.set_default_device, "caller"),
     Setting("threads", torch.get_num_threads, torch.set_num_threads, "caller"),
     Setting("anomaly mode", _anomaly_mode, lambda before: torch.set_anomaly_enabled(*before), "caller"),

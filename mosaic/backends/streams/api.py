@@ -86,7 +86,8 @@ class StreamApi:
 
     def order(self, stream: torch.cuda.Stream, *, before: torch.cuda.Stream) -> None:
         """Makes later work of ``before`` wait for all earlier work of ``stream``."""
-        torch.Stream.wait_stream(before, stream)  # torch.cuda's class creates the event in Python
+        if stream.cuda_stream != before.cuda_stream:
+            torch.Stream.wait_stream(before, stream)  # torch.cuda's class creates the event in Python
 
     def record_use(self, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
         """Records in the allocator that ``stream`` uses a tensor's memory, if it is on this device."""

@@ -37,9 +37,24 @@ class _Attached:
         if not isinstance(reduced, tuple):
             return reduced
         arguments = tuple(kind._mosaic_plain if item is kind else item for item in reduced[1])
-        # pickle holds copyreg's own constructor to the object's present class; ours takes the plain one.
-        constructor = _construct if reduced[0].__name__ == "__newobj__" else reduced[0]
-        return (constructor, arguments, *reduced[2:])
+        return (reduced[0], arguments, *reduced[2:])
+
+
+def _class_now(module: nn.Module) -> type:
+    """Returns the class that code sees as ``__class__``: ``super(self.__class__, self)`` calls a base."""
+    kind = type(module)
+    return vars(kind).get("_mosaic_plain", kind)
+
+
+def _set_class(module: nn.Module, kind: type) -> None:
+    """Gives an attached module another plain class, as ``torch.nn.utils.parametrize`` does."""
+    before = type(module)
+    _CLASS.__set__(module, kind)
+    if "_mosaic_plain" in vars(before):
+        attach(module, before._mosaic_intercept, before._mosaic_reach)  # type: ignore[attr-defined]
+
+
+_CLASS: Any = object.__dict__["__class__"]
 
 
 class _Guarded(_Attached):
@@ -71,10 +86,6 @@ def _reaching(plain: type, name: str) -> Callable[..., Any]:
     return reaching
 
 
-def _construct(kind: type[nn.Module], *args: Any) -> nn.Module:
-    return kind.__new__(kind, *args)
-
-
 def attach(module: nn.Module, intercept: Interceptor, reach: Callable[[], object] | None = None) -> None:
     """Makes ``module(...)`` go through ``intercept(plain_call, args, kwargs)``; undone by ``detach``.
 
@@ -83,13 +94,20 @@ def attach(module: nn.Module, intercept: Interceptor, reach: Callable[[], object
     plain = type(module)
     if issubclass(plain, _Attached):
         raise ValueError(f"this {plain.__name__} is colocated already; remove() the first handle before")
-    swapped = type(
+    kind = type(plain)
+
+    def set_on_plain(cls: type, name: str, value: Any) -> None:  # such as a counter of all instances
+        setattr(plain, name, value) if "_mosaic_plain" in vars(cls) else kind.__setattr__(cls, name, value)
+
+    swapped: Any = type.__new__(  # past a metaclass of the user's, which may register what it makes
+        type(kind)(kind.__name__, (kind,), {"__setattr__": set_on_plain}),
         plain.__name__,
         (_Attached if reach is None else _Guarded, plain),
         {
             "__module__": plain.__module__,
             "__qualname__": plain.__qualname__,
             "__doc__": plain.__doc__,
+            "__class__": property(_class_now, _set_class),
             "_mosaic_plain": plain,
             "_mosaic_owner": id(module),
             "_mosaic_intercept": staticmethod(intercept),
@@ -104,9 +122,7 @@ def detach(module: nn.Module) -> None:
     """Restores a module's plain class."""
     kind = type(module)
     if "_mosaic_plain" in vars(kind):
-        object.__setattr__(module, "__class__", kind._mosaic_plain)  # type: ignore[attr-defined]
-    elif issubclass(kind, _Attached):  # a class derived from the swapped one, such as a parametrization's
-        kind.__bases__ = tuple(vars(base).get("_mosaic_plain", base) for base in kind.__bases__)
+        _CLASS.__set__(module, kind._mosaic_plain)  # type: ignore[attr-defined]
 
 
 def is_attached(module: nn.Module) -> bool:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.find.random_numbers import CPU, DRAWING, Generator, RandomState, python_state, random_state, torch_state
+from mosaic.find.random_numbers import CPU, Generator, RandomState, python_state, random_state, torch_state
 from mosaic.find.restore import Objects, same
 from mosaic.find.structure import PLAIN_TYPES, tensors_in, version_of, versions_of
 from mosaic.find.torch_settings import read, settings_of
@@ -237,13 +237,6 @@ def places_of(parts: Iterable[nn.Module]) -> list[Place]:
     attributes, with the functions that these name, but not those that such functions name.
     """
     return list({(id(place.home), place.name): place for place in _all_places(parts)}.values())
-
-
-def helpers_may_draw(module: nn.Module) -> bool:
-    """Returns whether functions that are no methods, named by a module in training, name functions that draw."""
-    homes = [(place.value, place.home) for place in places_of(module.modules() if module.training else ())]
-    functions = [each for each, home in homes if isinstance(each, FunctionType) and isinstance(home, (dict, CellType))]
-    return any(name for each in functions for name in _names_in(each) if DRAWING.fullmatch(name))
 
 
 def compiled_code(parts: Sequence[nn.Module]) -> str | None:

@@ -15,10 +15,8 @@ from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Signature
 from mosaic.find.structure import versions_of
 
-MAX_KINDS = 1000
-"""Kinds of calls of a module that are remembered, such as shapes."""
-MAX_VARIANTS = 32
-"""Sets of a module's attributes that are learned; with more it runs in place."""
+MAX_KINDS = 1000  # of calls of a module, such as shapes; the oldest are forgotten
+MAX_VARIANTS = 32  # of a module's attributes; with more it runs in place
 
 
 class PlacedModule:

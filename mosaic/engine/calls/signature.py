@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mosaic.engine.calls.branch_graph import Survey, find_uses, survey
-from mosaic.engine.calls.hidden import belongs_to_thread, changed_setting, helpers_may_draw, read_settings, sets_context
+from mosaic.engine.calls.hidden import belongs_to_thread, changed_setting, read_settings, sets_context
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.thread_state import ThreadState, saved_tensor_hooks
 from mosaic.engine.calls.torch_functions import attributes_of
@@ -23,8 +23,8 @@ from mosaic.find.random_numbers import (
     CPU,
     count_draws,
     draws_numbers,
-    may_draw,
     python_state,
+    runs_own_code,
     torch_state,
     with_generator,
 )
@@ -214,7 +214,7 @@ def learn(
     signature = replace(
         expected,
         draws=draws or 0,
-        may_draw=bool(draws) or module is None or may_draw(module) or helpers_may_draw(module),
+        may_draw=bool(draws) or module is None or runs_own_code(module),
         obstacle=next((reason for reason in obstacles if reason is not None), None),
         alone=_alone(graph, arguments.state),
         writes_buffers=buffer_versions != versions_of(buffers),
@@ -235,7 +235,7 @@ def _alone(graph: Survey, state: ThreadState) -> str | None:
 
 
 def _changes(setting: str) -> Obstacle:
-    what = f"it changes {setting}, which torch has for the whole process, while it runs"
+    what = f"it changes {setting}, which the whole process shares, while it runs"
     return Obstacle(what, remedy="change it around the model's call", apart=True)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.parallel.distributed import DistributedDataParallel
 from torch.nn.utils import parametrize
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
@@ -91,6 +92,8 @@ def interception() -> str | None:
     is_watched = not all(isinstance(mode, DeviceContext) and mode.device.type == "cpu" for mode in modes)
     if is_watched or torch._C._len_torch_dispatch_stack() > 0 or is_traced():
         return "another torch mode is active"
+    if DistributedDataParallel._active_ddp_module is not None:  # its hooks count on the caller's own graph
+        return "DistributedDataParallel is around the model"
     if torch.is_anomaly_enabled():  # two threads that record where operators were called can wait for each other
         return "autograd's anomaly detection is on"
     return surrounding()
@@ -133,22 +136,16 @@ def saved_tensor_hooks() -> object:
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
-class _Here(threading.local):
-    """The state of the present thread, as torch has settings of a thread."""
-
-    on_lane = False
-
-
-_HERE = _Here()
+_HERE = threading.local()
 
 
 def on_lane() -> bool:
-    return _HERE.on_lane
+    return getattr(_HERE, "on_lane", False)
 
 
 def on_user_stream() -> bool:
     """Returns True if the current stream is the user's own: this is neither work on a lane nor part of a backward."""
-    return torch._C._current_graph_task_id() == -1 and not _HERE.on_lane
+    return torch._C._current_graph_task_id() == -1 and not on_lane()
 
 
 def become_lane() -> None:
@@ -158,7 +155,7 @@ def become_lane() -> None:
 
 class AsLane:
     def __enter__(self) -> None:
-        self._before, _HERE.on_lane = _HERE.on_lane, True
+        self._before, _HERE.on_lane = on_lane(), True
 
     def __exit__(self, *_: object) -> None:
         _HERE.on_lane = self._before

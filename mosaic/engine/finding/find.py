@@ -180,8 +180,6 @@ class Course(Tracer[int]):
 
     * that is a wrapper: it has 90 % of the work and several parts worth placing, which are no layers of one list;
     * in which two parts have a tenth of its work each, no value from one another, and none in common from within.
-
-    All else stays whole; above all a stack of layers, because cutting it gains nothing.
     """
 
     def __init__(self, model: nn.Module) -> None:

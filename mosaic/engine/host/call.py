@@ -137,7 +137,7 @@ class Call:
             layouts != expected.layouts
             or spec != expected.spec
             or [came.get(id(tensor)) for tensor in outputs] != [output.same_input for output in expected.outputs]
-            or not same(values, expected.values)
+            or not same([*map(_exact, values)], [*map(_exact, expected.values)])
         ):
             raise self._unforeseen(
                 f"it returned {layouts} (shape, dtype, requires_grad, strides) and {values}, where its first call with "
@@ -253,6 +253,11 @@ class Call:
         if not keep:
             self._roots, self._inputs, self._ends, self._arrived, self._aliases = [], [], [], [], []
         return returned
+
+
+def _exact(value: Any) -> tuple[type, Any]:
+    """Returns what two values have in common that are the same for all code: 1 equals True, and 0.0 equals -0.0."""
+    return type(value), repr(value) if isinstance(value, float) else value
 
 
 @lru_cache(maxsize=1000)

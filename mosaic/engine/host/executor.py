@@ -16,11 +16,13 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from mosaic.backends.base import Lane, Lanes, Ticket
 from mosaic.engine.calls.attach import attach, detach, is_attached
@@ -36,7 +38,7 @@ from mosaic.engine.host.call import Call, CallFunction, refuse
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, to_plain, waits_for_plain
 from mosaic.engine.placing import Executor, SpanLog
 from mosaic.errors import UnforeseenError
-from mosaic.find.random_numbers import advance
+from mosaic.find.random_numbers import LaneRandomness, advance
 from mosaic.find.structure import flatten, map_tensors, shapes_of, tensors_in, unflatten
 from mosaic.find.trace import caller
 
@@ -152,10 +154,10 @@ class HostExecutor(Executor):
     ) -> Any:
         awaits, randomness = self.awaits(site, state), None
         if signature.may_draw:
-            generator = torch.Generator()
-            generator.set_state(torch.get_rng_state())
+            generator, before = torch.Generator(), torch.get_rng_state()
+            generator.set_state(before)
             advance(torch.default_generator, signature.draws)  # as the call would, while its lane draws the numbers
-            randomness = generator, torch.get_rng_state()
+            randomness = generator, torch.get_rng_state() if signature.draws else before
         call = Call(self, site, run, arguments, signature, randomness, origin=caller(), state=state)
         result = self.launch(site, call, arguments)
         if awaits:
@@ -246,6 +248,9 @@ class HostExecutor(Executor):
         self._learned[site.name] += 1
         self.num_learned += 1
         arguments = Arguments.take(args, kwargs)
+        for part in [] if site.module is None else site.module.modules():
+            if isinstance(part, _FAST_PATHS) and not is_attached(part):
+                attach(part, _call_unwatched)
         before = None if site.module is None else Surroundings(site.module)
         result, results, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
         kind = _kind(arguments, site.state())
@@ -477,8 +482,16 @@ def _call_plainly(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     return run(*map_tensors(joined, args), **map_tensors(joined, kwargs))
 
 
+def _call_unwatched(run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a module of torch's that draws nothing without ``LaneRandomness``, under which it leaves its fast path."""
+    is_watched = isinstance(_get_current_function_mode(), LaneRandomness)
+    draws_nothing = is_watched and not any(part.training for part in run.__self__.modules())
+    with _pop_mode_temporarily() if draws_nothing else nullcontext():
+        return run(*args, **kwargs)
+
+
 def detach_parts(model: nn.Module) -> None:
     """Restores the plain classes of the parts that executors have attached; they do not, since all attach the same."""
     for part in model.modules():
-        if getattr(type(part), "_mosaic_intercept", None) is _call_plainly:
+        if getattr(type(part), "_mosaic_intercept", None) in (_call_plainly, _call_unwatched):
             detach(part)

@@ -232,12 +232,8 @@ class StreamExecutor(Executor):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        if self.graphs is None:
-            return ()
-        return tuple(
-            f"{count} call{'s' if count > 1 else ''} of {name} launched eagerly: {reason}"
-            for (name, reason), count in self.graphs.eager_calls.items()
-        )
+        eager = self.graphs.eager_calls.items() if self.graphs is not None else ()
+        return tuple(f"{n} call{'s' if n > 1 else ''} of {name} launched eagerly: {why}" for (name, why), n in eager)
 
 
 class _Call:

@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -104,13 +105,13 @@ class LaneOrder:
         self._lent = self.home.call.began if self.home.call is not None else None
 
     def wait_for(self, stream: Any) -> None:
-        self.home.order(stream, before=self.stream)
+        self.home.api.order(stream, before=self.stream)
         self.readers.pop(stream.cuda_stream, None)
 
     def hold_back_writer(self, stream: Any) -> None:
         """Makes a stream wait for whoever reads this lane's tensors, since it is going to write into one."""
         for reader in self.readers.values():
-            self.home.order(reader, before=stream)
+            self.home.api.order(reader, before=stream)
         if stream.cuda_stream == self.handle:
             self.readers.clear()
 
@@ -167,7 +168,7 @@ class LaneOrder:
     def hold_all(self, stream: Any, *, with_backward: bool = False) -> None:
         """Makes the user's stream wait for everything that the lane was given, or also for what autograd gave it."""
         if with_backward and not self.lane.closed:
-            self.home.order(self.stream, before=stream)
+            self.home.api.order(self.stream, before=stream)
             self._open, self._passed[stream.cuda_stream] = None, self._index
         if self._last is not None:
             self.lend()
@@ -260,11 +261,6 @@ class Orders:
             self.thread = here if is_free else None
             return is_free
 
-    def order(self, stream: Any, *, before: Any) -> None:
-        """Makes ``before`` wait for all that ``stream`` was given so far."""
-        if stream.cuda_stream != before.cuda_stream:
-            self.api.order(stream, before=before)
-
     def begin_backward(self) -> None:
         """Notes that the user's stream is going to have gradients, which lie in memory of any lane."""
         self.note_backward()
@@ -307,7 +303,8 @@ class HeldState:
         self.is_reached = False  # a parameter, buffer or child was taken from the module since the model's call began
         self.is_hooked = False  # hooks follow its gradients in the model's call
         self._held = HeldTensors(parts_of(module))
-        self._module = weakref.ref(module, lambda _: self._forget()) if module is not None else None
+        forget = partial(setattr, self, "_held", HeldTensors(()))
+        self._module = weakref.ref(module, lambda _: forget()) if module is not None else None
         self._began: Any = None
         self._after: Any = None
 
@@ -349,9 +346,6 @@ class HeldState:
             return [*map(_version, tensors), *map(torch.Tensor.data_ptr, tensors)]
         except RuntimeError:  # one is of inference mode, or has no memory of its own
             return [*map(version_of, tensors), *map(memory_of, tensors)]
-
-    def _forget(self) -> None:
-        self._held = HeldTensors(())
 
 
 _version = attrgetter("_version")

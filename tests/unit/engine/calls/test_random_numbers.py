@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from engine_cases import Glued
 from torch import nn
 from torch.nn import functional
 
@@ -18,8 +19,10 @@ from mosaic.find.random_numbers import (
     LaneRandomness,
     advance,
     count_draws,
-    may_draw,
+    draws_numbers,
+    runs_own_code,
     torch_state,
+    with_generator,
 )
 
 X = torch.ones(37, 5)
@@ -120,22 +123,24 @@ def test_draws_are_counted_across_blocks(draws: int):
     assert count_draws(before, torch_state(CPU)) == draws
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.dropout = nn.GRU(5, 5), nn.Dropout(0.3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.dropout(self.layer(x)[0])
-
-
-class Drawing(Recurrent):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * torch.rand(5)
+def test_all_functions_that_draw_are_seen_by_their_names():
+    packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten)]
+    overloads = [getattr(each, name) for each in packets for name in getattr(each, "overloads", list)()]
+    drawing = {each for each in overloads if draws_numbers(each) and with_generator(each)}
+    assert len(drawing) > 50
+    unseen = {each.overloadpacket.__name__ for each in drawing if not random_numbers._may_draw(each)}
+    assert unseen == {"_fused_dropout", "normal_functional"}  # which no function of torch calls on the CPU
 
 
 @pytest.mark.parametrize(
-    ("module", "draws"), [(Recurrent(), True), (Recurrent().eval(), False), (Drawing(), True), (nn.GRU(5, 5), False)]
+    ("module", "is_own"),
+    [
+        (nn.Sequential(nn.Linear(3, 3), nn.Dropout()), False),
+        (nn.TransformerEncoderLayer(8, 2), False),
+        (nn.Sequential(Glued(torch.add)), True),
+    ],
 )
-def test_a_module_may_draw_that_has_a_dropout_or_names_a_random_function(module: nn.Module, draws: bool):
-    assert may_draw(module) is draws
+def test_own_code_is_told_from_torch_s(module: nn.Module, is_own: bool):
+    assert runs_own_code(module) is is_own
+    module.register_forward_hook(lambda *_: None)
+    assert runs_own_code(module)

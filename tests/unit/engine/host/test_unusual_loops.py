@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import warnings
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -20,14 +21,23 @@ from mosaic.errors import UnforeseenError
 NOISE, GATE = {"by": 0.0}, threading.Event()
 
 
-def jitter(x: torch.Tensor, by: float) -> torch.Tensor:
+NORMAL: dict[str, Any] = {
+    "named": torch.randn_like,
+    "from a distribution": lambda x: torch.distributions.Normal(torch.zeros_like(x), 1.0).rsample(),
+    "of a gamma": lambda x: torch.distributions.Beta(x.exp(), x.exp()).sample(),
+    "an operator": lambda x: torch.ops.aten.randn_like.default(x),
+    "from a table": lambda x: NORMAL["named"](x),
+}
+
+
+def jitter(x: torch.Tensor, by: float, how: str) -> torch.Tensor:
     if threading.current_thread() is not threading.main_thread():
         assert GATE.wait(60)  # until the caller has drawn
-    return x + by * torch.randn_like(x) if by else x
+    return x + by * NORMAL[how](x) if by else x
 
 
-@pytest.mark.parametrize("where", ["settings", "a global"])
-def test_draws_that_begin_in_a_later_step_come_in_the_plain_order(where: str):
+@pytest.mark.parametrize(("where", "how"), [("settings", "named"), *(("a global", how) for how in NORMAL)])
+def test_draws_that_begin_in_a_later_step_come_in_the_plain_order(where: str, how: str):
     def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         GATE.clear()
         left, scale = model.left(x), torch.rand(())
@@ -39,9 +49,59 @@ def test_draws_that_begin_in_a_later_step_come_in_the_plain_order(where: str):
             (NOISE if where == "a global" else vars(model.left.settings))["by"] = 0.1 * (step // 2)
             record.note(model(*pair_batch(step)), torch.rand(()))
 
-    left = Doing(lambda self, x: jitter(jitter(self.layers(x), NOISE["by"]), self.settings.by))
+    left = Doing(lambda self, x: jitter(jitter(self.layers(x), NOISE["by"], how), self.settings.by, how))
     left.settings = SimpleNamespace(by=0.0)
     run_both(lambda: Glued(glue, left), pair_batch(), SIDE_BY_SIDE, loop)
+
+
+def test_attention_on_its_fast_path_stays_there_beside_random_numbers():
+    def noisy(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.attention(x[:, None])[:, 0]) + torch.rand(())
+
+    left = Doing(noisy)
+    left.attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval().requires_grad_(False)
+    run_both(lambda: TwoTowers(left), pair_batch(), SIDE_BY_SIDE, train())
+
+
+def silent(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return self.layers(x)
+
+
+class Counted(Doing):
+    count = 0
+
+    def forward(self, *inputs: Any) -> Any:
+        type(self).count += 1
+        return super(self.__class__, self).forward(*inputs)
+
+
+def test_modules_leave_the_filters_of_warnings_and_their_own_classes_as_the_plain_loop_does():
+    def loop(model: nn.Module, record: Record) -> None:
+        Counted.count = 0
+        for step in range(4):
+            record.note(model(*pair_batch(step)), len(warnings.filters), Counted.count)
+
+    said = run_both(lambda: TwoTowers(Doing(silent), Counted(silent)), pair_batch(), SIDE_BY_SIDE, loop, on_lanes=False)
+    assert "left ran in place" in said
+
+
+def test_numbers_among_results_are_of_the_plain_loop_s_types():
+    def counting(self: Doing, x: torch.Tensor) -> Any:
+        return self.layers(x), 1 if x[0, 0] > 0 else True
+
+    def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> Any:
+        (left, number), right = model.left(x), model.right(y)
+        return left * right, str(number)
+
+    def loop(model: nn.Module, record: Record) -> None:
+        for step in range(5):
+            hidden, said = model(*pair_batch(step))
+            hidden.square().mean().backward()
+            record.note(hidden, len(said))
+
+    run_both(lambda: Glued(glue, Doing(counting)), pair_batch(), SIDE_BY_SIDE, loop)
 
 
 def test_a_module_that_writes_its_parameters_runs_in_place():
