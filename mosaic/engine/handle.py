@@ -207,8 +207,9 @@ class Handle(Checkpointer):
         Args:
             sample: One batch as it will be trained on from now on; by default the last one.
             reason: Shown by ``describe()``.
-            plan: A plan to run instead of solving for one.
-            modules, exclude: Names or patterns, as for ``mosaic.colocate``; by default as before.
+            plan: Runs instead of one that is solved for.
+            modules: As for ``mosaic.colocate``; by default as before.
+            exclude: Likewise.
 
         Raises:
             ValueError: There is no reason, or a plan and a method were given.

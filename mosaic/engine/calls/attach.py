@@ -40,7 +40,7 @@ class _Attached:
         return (reduced[0], arguments, *reduced[2:])
 
 
-def _class_now(module: nn.Module) -> type:
+def _class_now(module: nn.Module) -> Any:
     """Returns the class that code sees as ``__class__``: ``super(self.__class__, self)`` calls a base."""
     kind = type(module)
     return vars(kind).get("_mosaic_plain", kind)
@@ -91,10 +91,10 @@ def attach(module: nn.Module, intercept: Interceptor, reach: Callable[[], object
 
     ``reach`` is called before others than its lane read its parameters, buffers and parts, or write an attribute.
     """
-    plain = type(module)
+    plain: Any = type(module)
     if issubclass(plain, _Attached):
         raise ValueError(f"this {plain.__name__} is colocated already; remove() the first handle before")
-    kind = type(plain)
+    kind: Any = type(plain)
 
     def set_on_plain(cls: type, name: str, value: Any) -> None:  # such as a counter of all instances
         setattr(plain, name, value) if "_mosaic_plain" in vars(cls) else kind.__setattr__(cls, name, value)
@@ -120,9 +120,8 @@ def attach(module: nn.Module, intercept: Interceptor, reach: Callable[[], object
 
 def detach(module: nn.Module) -> None:
     """Restores a module's plain class."""
-    kind = type(module)
-    if "_mosaic_plain" in vars(kind):
-        _CLASS.__set__(module, kind._mosaic_plain)  # type: ignore[attr-defined]
+    if "_mosaic_plain" in (names := vars(type(module))):
+        _CLASS.__set__(module, names["_mosaic_plain"])
 
 
 def is_attached(module: nn.Module) -> bool:
