@@ -49,8 +49,7 @@ from mosaic.solver.runnable import check_method, plan_to_run
 from mosaic.solver.task import SearchOptions
 from mosaic.take_turns import TrialSettings
 
-MIN_GAIN = 1.02
-"""Predicted speed-up below which a model is left as it was."""
+MIN_GAIN = 1.02  # predicted speed-up below which a model is left as it was
 _LOG = logging.getLogger("mosaic")
 
 

@@ -84,10 +84,8 @@ def generator_state(generator: Generator) -> Any:
 def set_generator_state(generator: Generator, state: Any) -> None:
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
     else:
-        generator.set_state(state)
+        (generator.setstate if isinstance(generator, random.Random) else generator.set_state)(state)
 
 
 def count_draws(start: RandomState, end: RandomState) -> int | None:
@@ -118,7 +116,6 @@ _DRAWS = re.compile(
     r"|multinomial|poisson|(cauchy|exponential|geometric)_?|gumbel_softmax|rrelu\w*|_standard_gamma|_sample_dirichlet"
     r"|fractional_max_pool\dd\w*|(svd|pca)_lowrank|lobpcg"
 )
-"""Functions that draw random numbers."""
 _DROPS = re.compile(r"scaled_dot_product_attention|multi_head_attention_forward|gru|lstm|rnn_(tanh|relu)")
 """Functions that draw where one of their arguments is a share to drop."""
 
@@ -175,10 +172,7 @@ def _arguments(func: Any) -> list[tuple[str, str]]:
 
 
 def runs_own_code(module: nn.Module) -> bool:
-    """Returns whether parts of a module, their hooks or functions among their attributes are other code than torch's.
-
-    Torch's modules draw in all calls of one kind, or in none.
-    """
+    """Returns whether a module has other code than torch's, whose modules draw in all calls of a kind or in none."""
     for part in module.modules():
         kind: Any = getattr(type(part), "_mosaic_plain", type(part))
         named = (kind, *part._forward_hooks.values(), *part._forward_pre_hooks.values(), *vars(part).values())

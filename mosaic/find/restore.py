@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -30,7 +31,7 @@ from mosaic.find.torch_settings import SETTINGS, put_back, read
 MAX_COPIED_BYTES = 1 << 30  # parameters that are larger together are not copied, and a write into one is an error
 MAX_ARRAY_BYTES = 1 << 26  # a larger array of numpy's is taken for a table that is only read
 _MAX_DEPTH = 3  # objects that may lie between a module and something that it changes
-_LIBRARIES = sys.stdlib_module_names - {"types", "collections"} | {"torch", "numpy", "triton", "mosaic"}
+_LIBRARIES = sys.stdlib_module_names - {"types", "collections", "argparse"} | {"torch", "numpy", "triton", "mosaic"}
 
 _Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
@@ -81,6 +82,7 @@ class Objects:
     def __init__(self, *roots: Any) -> None:
         self.tensors: list[torch.Tensor] = []  # each once
         self.contents: list[tuple[_Container, tuple[Any, ...]]] = []
+        self.others: list[Any] = []  # functions, and what is not noted, such as locks and iterators
         self._arrays: list[tuple[Any, Any]] = []
         self._generators: list[tuple[Generator, Any]] = []
         self._seen: set[int] = set()
@@ -143,8 +145,8 @@ class Objects:
         elif isinstance(value, dict | list | set | deque):
             self.contents.append((value, _content(value)))
             self._push(self.contents[-1][1], depth)
-        elif isinstance(value, tuple):
-            self._push(value, depth)
+        elif isinstance(value, tuple | weakref.ref):
+            self._push(value if isinstance(value, tuple) else (value(),), depth)
         elif isinstance(value, np.ndarray):
             if value.flags.writeable and value.nbytes <= MAX_ARRAY_BYTES:
                 self._arrays.append((value, value.copy()))
@@ -155,11 +157,14 @@ class Objects:
         elif isinstance(value, MethodType):
             self._push((value.__self__, value.__func__), depth)
         elif isinstance(value, FunctionType):
+            self.others.append(value)
             for cell in value.__closure__ or ():
                 with suppress(ValueError):  # nothing is in it yet
                     self._push((cell.cell_contents,), depth)
         elif depth < _MAX_DEPTH and package not in _LIBRARIES and type(getattr(value, "__dict__", None)) is dict:
             self._push((vars(value),), depth + 1)
+        else:
+            self.others.append(value)
 
 
 @contextmanager

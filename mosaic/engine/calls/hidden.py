@@ -35,7 +35,13 @@ _MAX_BYTES = 1 << 16  # a larger buffer is not copied before each call of the mo
 _LEFT_ALONE = sys.stdlib_module_names | {"torch", "numpy", "mosaic"}
 _SETTINGS, _MAX_SETTINGS = (*PLAIN_TYPES, tuple, list, set, dict), 1000
 _NO_DATA = (type, ModuleType, BuiltinFunctionType, nn.Module)
-_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Semaphore)
+_OF_ALL = {"setstate", "set_state", "set_rng_state", "fork_rng", "seed", "redirect_stdout", "redirect_stderr"}
+_OF_THREADS = Obstacle(
+    "it holds a lock, which its caller may wait with, or a threading.local, whose values a lane's thread does not have",
+    remedy="take the lock around the model's call; use a contextvars.ContextVar or an argument",
+)
+_ITERATOR = Obstacle("it holds an iterator, which others may advance, too", remedy="pass its items as arguments")
+_THREADED = (threading.local, type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Semaphore)
 
 
 def parts_of(module: nn.Module | None) -> list[nn.Module]:
@@ -292,21 +298,19 @@ def _is_left_alone(module: str) -> bool:
     return module.partition(".")[0] in _LEFT_ALONE
 
 
-def belongs_to_thread(module: nn.Module | None) -> Obstacle | None:
-    parts = [] if module is None else list(module.modules())
-    named = [(name, value) for part in parts for name, value in vars(part).items()]
-    named += [(place.name, place.value) for place in places_of(parts)]
-    for name, value in named:
-        if isinstance(value, threading.local):
-            return Obstacle(
-                f"it reads {name}, a threading.local, whose values a lane's thread does not have",
-                remedy="use a contextvars.ContextVar, which goes with the call, or an argument",
-            )
-        if isinstance(value, _LOCKS):
-            return Obstacle(
-                f"it holds {name}, a lock, for which its lane and its caller would wait for each other",
-                remedy="take the lock around the model's call",
-            )
+def holds_back(module: nn.Module | None) -> Obstacle | None:
+    """Returns an obstacle if a module reaches what a thread owns or waits for, or what changes the whole process."""
+    places = places_of([] if module is None else module.modules())
+    others = Objects(module, *(place.value for place in places if place.holds_data)).others
+    for value in others:
+        if isinstance(value, _THREADED):
+            return _OF_THREADS
+        if hasattr(type(value), "__next__") and type(value).__module__ in ("builtins", "itertools"):
+            return _ITERATOR
+    for value in (*others, *(place.value for place in places)):
+        names = _OF_ALL.intersection(_names_in(value)) if isinstance(value, FunctionType) else ()
+        if names:
+            return Obstacle(f"its code names {min(names)}(), which changes the whole process for a while")
     return None
 
 

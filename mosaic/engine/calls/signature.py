@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mosaic.engine.calls.branch_graph import Survey, find_uses, survey
-from mosaic.engine.calls.hidden import belongs_to_thread, changed_setting, read_settings, sets_context
+from mosaic.engine.calls.hidden import changed_setting, holds_back, read_settings, sets_context
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.thread_state import ThreadState, saved_tensor_hooks
 from mosaic.engine.calls.torch_functions import attributes_of
@@ -209,7 +209,7 @@ def learn(
         _CHECKPOINTS if graph.recomputes else None,
         _SWITCHES if arguments.state != ThreadState.capture() else None,
         sets_context(context, copy_context()),
-        belongs_to_thread(module),
+        holds_back(module),
     )
     signature = replace(
         expected,

@@ -103,7 +103,7 @@ def surrounding() -> str | None:
     """Returns what a call made now is inside of, where a replay or another thread would compute something else."""
     if torch.is_inference_mode_enabled():
         return "inference mode is active"
-    if is_transformed():
+    if torch._C._are_functorch_transforms_active():
         return TRANSFORMED
     if forward_ad._current_level >= 0:
         return "it is called where forward-mode derivatives are taken"
@@ -116,11 +116,6 @@ def surrounding() -> str | None:
     if torch._C._current_graph_task_id() != -1:
         return "it is called in the middle of a backward, such as by activation checkpointing"
     return None
-
-
-def is_transformed() -> bool:
-    """Returns True inside of a transform of ``torch.func``, whose tensors mean nothing to another thread."""
-    return torch._C._are_functorch_transforms_active()
 
 
 def is_traced() -> bool:

@@ -19,7 +19,7 @@ from mosaic.cost.counting.operators import count_flops, kind_of
 from mosaic.cost.counts import OperatorKind
 from mosaic.engine.calls.hidden import compiled_code
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
-from mosaic.engine.calls.thread_state import TRANSFORMED, is_transformed
+from mosaic.engine.calls.thread_state import TRANSFORMED
 from mosaic.engine.finding.exchanges import Exchanges
 from mosaic.errors import MosaicError, UnsupportedModelError, said_by
 from mosaic.find.restore import Objects, preserved
@@ -209,7 +209,7 @@ class Course(Tracer[int]):
         self._around.append(self._around[-1] | self._bits[name])
         self._reading.append(0)
         self._note_opaque(name, "takes", (args, kwargs))
-        if is_transformed():
+        if torch._C._are_functorch_transforms_active():
             self._obstacles[name] = _TRANSFORMED
 
     def leave(self, name: str, result: Any) -> None:

@@ -13,6 +13,7 @@ The sections of ``HostExecutor`` follow a step.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -47,7 +48,7 @@ _MAX_FUNCTIONS = 10_000
 _MANY_KINDS = 16
 _EARLIER = "an earlier call of the same backward ran in place"
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
-"""Torch's own modules that compute other bits where an argument is of a subclass of ``torch.Tensor``."""
+"""Modules of torch's that compute other bits where an argument has a class of its own, or a mode is active."""
 
 
 class HostExecutor(Executor):
@@ -60,7 +61,7 @@ class HostExecutor(Executor):
         super().__init__(lanes)
         self.backwards = Backwards(self)
         self.errors: dict[int, BaseException] = {}  # of work that nobody has waited for, by its number
-        self._num_submitted = self._began_at = 0
+        self._num_submitted = self._began_at = self._caller = 0
         self.log = SpanLog()
         self.num_launched = 0  # how many calls of modules went to lanes
         self._learned: Counter[str] = Counter()
@@ -262,7 +263,7 @@ class HostExecutor(Executor):
     def reach(self, site: PlacedModule) -> None:
         """Waits for a module's forward before its caller reads or writes what it holds."""
         last = site.last_forward
-        if last is not None and not on_lane() and os.getpid() == self._process:
+        if last is not None and threading.get_ident() == self._caller and os.getpid() == self._process:
             site.last_forward = None
             try:
                 last.wait()
@@ -291,7 +292,7 @@ class HostExecutor(Executor):
             tensor._ticket = ticket
         if not call.is_glue:
             self.num_launched += 1
-            site.last_forward, site.number = ticket, self._num_submitted
+            site.last_forward, site.number, self._caller = ticket, self._num_submitted, threading.get_ident()
             self._called[site.name] = site
         if signature.is_single:
             return results[0]

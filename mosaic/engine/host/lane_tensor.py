@@ -21,7 +21,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from mosaic.backends.base import Ticket
 from mosaic.engine.calls.placed_module import PlacedModule
-from mosaic.engine.calls.thread_state import is_transformed, on_lane
+from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.calls.torch_functions import attributes_of, look_up
 from mosaic.errors import ModuleContractError
 from mosaic.find.structure import map_tensors, tensors_in
@@ -76,8 +76,9 @@ class LaneTensor(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             place = self.grad_fn, self.requires_grad
             if self._joined is None or self._joined_at != place:
+                is_inside = torch._C._are_functorch_transforms_active()
                 # A transform of torch.func gets a plain tensor from outside of it.
-                outside: Any = temporarily_clear_interpreter_stack() if is_transformed() else nullcontext()
+                outside: Any = temporarily_clear_interpreter_stack() if is_inside else nullcontext()
                 with outside, torch.set_grad_enabled(self.requires_grad):
                     self._joined = _Join.apply(self) if self.requires_grad else self.value()
                     self._joined_at = place

@@ -143,7 +143,7 @@ def set_around_right(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tenso
         (lambda: TwoTowers(Doing(sets_context)), "it sets the context variable 'SCALE'"),
         (lambda: TwoTowers(Doing(draws)), "it draws from Python's or numpy's random numbers"),
         (lambda: TwoTowers(Doing(differentiates_forward)), "it takes forward-mode derivatives"),
-        (OfThread, "it reads OF_THREAD, a threading.local"),
+        (OfThread, "or a threading.local, whose values a lane"),
     ],
 )
 def test_what_a_lane_cannot_have_keeps_a_module_in_place_and_is_said(make: Any, said: str):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -85,6 +87,61 @@ def test_modules_leave_the_filters_of_warnings_and_their_own_classes_as_the_plai
 
     said = run_both(lambda: TwoTowers(Doing(silent), Counted(silent)), pair_batch(), SIDE_BY_SIDE, loop, on_lanes=False)
     assert "left ran in place" in said
+
+
+class Shelf:
+    """An object that modules share, with what belongs to a thread."""
+
+    def __init__(self) -> None:
+        self.lock, self.local = threading.RLock(), threading.local()
+
+
+SHELF, ALTERNATING = Shelf(), itertools.cycle([1.0, 2.0])
+
+
+def under_lock(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    with SHELF.lock:
+        return self.layers(x) * getattr(SHELF.local, "scale", 1.0)
+
+
+def counting(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    return self.layers(x) * next(ALTERNATING)
+
+
+def seeding(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    state = np.random.get_state()
+    np.random.seed(0)
+    result = self.layers(x) * np.random.rand()
+    np.random.set_state(state)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (under_lock, "holds a lock"),
+        (counting, "holds an iterator"),
+        (seeding, "which changes the whole process for a while"),
+    ],
+)
+def test_what_threads_share_within_objects_or_change_for_a_while_keeps_modules_in_place(what: Any, said: str):
+    def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        SHELF.local.scale = 2.0
+        with SHELF.lock:
+            return model.left(x) * model.right(y)
+
+    described = run_both(
+        lambda: Glued(glue, Doing(what), Doing(what)), pair_batch(), SIDE_BY_SIDE, train(), on_lanes=False
+    )
+    assert said in described
+
+
+def test_threads_of_a_module_s_own_may_read_its_parameters():
+    def threaded(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(lambda: self.layers(x)).result(60)
+
+    run_both(lambda: TwoTowers(Doing(threaded)), pair_batch(), SIDE_BY_SIDE, train())
 
 
 def test_numbers_among_results_are_of_the_plain_loop_s_types():
