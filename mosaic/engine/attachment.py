@@ -84,13 +84,8 @@ class Attachment:
             self.placed.executor.close()
 
     def _watch_optimizers(self) -> RemovableHandle:
-        reference = weakref.WeakMethod(self._before_optimizer)  # torch's table of hooks must not keep the model alive
-
-        def before_step(optimizer: Optimizer, *_: Any) -> None:
-            if (before_optimizer := reference()) is not None:
-                before_optimizer(optimizer)
-
-        return register_optimizer_step_pre_hook(before_step)
+        before = weakref.WeakMethod(self._before_optimizer)  # torch's table of hooks must not keep the model alive
+        return register_optimizer_step_pre_hook(lambda optimizer, *_: (step := before()) and step(optimizer))
 
     def settle(self) -> None:
         if self.placed is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from traceback import clear_frames
@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.branch_graph import survey
-from mosaic.engine.calls.hidden import Surroundings, read_settings
+from mosaic.engine.calls.hidden import Surroundings, modes_of, read_settings
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.signature import Arguments
 from mosaic.engine.calls.thread_state import AsLane, saved_tensor_hooks, surrounding, without_cast_cache
@@ -40,10 +40,8 @@ from mosaic.find.restore import preserved
 from mosaic.find.structure import PLAIN_TYPES, flatten, is_opaque, tensors_in, unflatten
 from mosaic.find.trace import written_by
 
-NUM_TRIALS = 3
-"""Runs before a capture, as in ``torch.cuda.make_graphed_callables``: libraries plan and tune at their first use."""
+NUM_TRIALS = 3  # runs before a capture, as in torch.cuda.make_graphed_callables: libraries tune at their first use
 _MAX_CAPTURES = 12  # kinds of calls of one module, such as shapes; further ones run eagerly
-_MAX_ATTEMPTS = 3  # failed captures of one kind of call, after which it runs eagerly for good
 _TWICE = "its gradients are taken with create_graph=True, and a graph has no gradients of gradients"
 _PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -63,7 +61,7 @@ class ModuleGraphs:
         self._api = api
         self._side = api.new_stream()  # for trial runs: some libraries cannot plan on a green context's stream
         self._graphs: dict[Hashable, ModuleGraph] = {}
-        self._failures: defaultdict[Hashable, list[str]] = defaultdict(list)
+        self._failures: dict[Hashable, str] = {}
         self._closed = False
         # It runs before the finalizer of the lanes.
         self._finalizer = weakref.finalize(self, _end, api, self._graphs, self._side, os.getpid())
@@ -101,13 +99,11 @@ class ModuleGraphs:
         self, site: PlacedModule, run: Callable[..., Any], arguments: Arguments, tensors: Sequence[torch.Tensor]
     ) -> ModuleGraph:
         """Returns the graph of a call, which may be captured here; raises RefusalError if there is none."""
-        values = [
-            (of, value if isinstance(value, PLAIN_TYPES) else id(value)) for of, value in arguments.context.items()
-        ]
+        values = [(of, v if isinstance(v, PLAIN_TYPES) else id(v)) for of, v in arguments.context.items()]
         assert site.module is not None
         trained = tuple([parameter.requires_grad for parameter in site.module.parameters()])
-        modes = tuple([part.training for part in site.module.modules()])
-        key = (id(site.lane), id(site.module), trained, modes, arguments.key(repr(read_settings()), *values))
+        of_module = (id(site.lane), id(site.module), trained, modes_of(site.module))
+        key = (*of_module, arguments.key(repr(read_settings()), *values))
         graph = self._graphs.get(key)
         if graph is not None and graph.is_changed():
             del self._graphs[key]
@@ -122,15 +118,14 @@ class ModuleGraphs:
                     "an earlier call of the same kind has not gone backward yet, and a replay would overwrite it"
                 )
             return graph
-        failures = self._failures[key]
-        if len(failures) >= _MAX_ATTEMPTS:
-            raise RefusalError(failures[-1])
+        if key in self._failures:
+            raise RefusalError(self._failures[key])
         if self.captured[site.name] >= _MAX_CAPTURES:
             raise RefusalError(f"{_MAX_CAPTURES} of its calls were captured, and this is of another kind")
         try:
             graph = ModuleGraph(site, run, arguments, tensors, self._api, self._side)
         except RefusalError as refusal:
-            failures.append(str(refusal))
+            self._failures[key] = str(refusal)
             raise
         self.captured[site.name] += 1
         self._graphs[key] = graph

@@ -116,8 +116,7 @@ class Handle(Checkpointer):
             lines.append(f"planned anew{times}: {self._reasons[-1]}")
         return "\n".join(lines)
 
-    def __str__(self) -> str:
-        return self.describe()
+    __str__ = describe
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {type(self._model).__name__}: {self._state()}>"

@@ -56,13 +56,11 @@ class Options:
     profiling: ProfileSettings | None = None
     """Care taken in profiling. A time that other processes disturb is measured again within ``retry_seconds``."""
     cache: ProfileCache | str | Path | None = "user"
-    """Measurements of earlier runs: what is there is not taken again, and what is taken is kept. A folder, or
-    ``"user"`` for the user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for no
-    cache. On several ranks it is rank 0's."""
+    """A folder of measurements of earlier runs, on several ranks rank 0's; ``"user"``: ``~/.cache/mosaic/profiles``, or
+    under ``$XDG_CACHE_HOME``; None for no cache."""
     cuda_graphs: bool | Literal["auto"] = "auto"
-    """On a GPU, launch placed modules as CUDA graphs wherever that is right; they are captured at their first calls.
-    For modules of many small operators, which one thread cannot launch fast enough. ``auto``: a trial also tries the
-    best plan that way; without a trial, on the host and on several ranks nothing is captured."""
+    """On a GPU, launch placed modules as CUDA graphs where that is right, for modules of many small operators.
+    ``auto``: a trial also tries the best plan that way; without one and on several ranks nothing is captured."""
     sm_target: bool | Literal["auto"] = "auto"
     """On a GPU, give cuBLAS and torch the SM count of a lane, by which they may choose other kernels and grids.
     ``auto``: a trial on one rank tries the best plan that way, where Mosaic comes with a measurement of this kind of

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from itertools import cycle
+from itertools import accumulate, cycle
 from types import BuiltinFunctionType
 from typing import Any, Self
 
@@ -102,13 +102,10 @@ def _slots_of(plan: Plan | Mapping[str, int]) -> tuple[tuple[str, tuple[int, ...
         return tuple((placed.module, placed.slots) for placed in plan.placements)
     if not isinstance(plan, Mapping):
         raise TypeError(f"plan={plan!r} is a {type(plan).__name__}; pass a plan, or slots such as {{'text': 2}}")
-    first, slots = 0, []
-    for name, quota in plan.items():
-        if not isinstance(quota, int) or quota < 1:
-            raise InvalidPlanError(f"{name!r} asks for a quota of {quota!r} slots; use 1 or more")
-        slots.append((name, tuple(range(first, first + quota))))
-        first += quota
-    return tuple(slots)
+    for name in (name for name, quota in plan.items() if not isinstance(quota, int) or quota < 1):
+        raise InvalidPlanError(f"{name!r} asks for a quota of {plan[name]!r} slots; use 1 or more")
+    ends = zip(plan.items(), accumulate(plan.values()), strict=True)
+    return tuple((name, tuple(range(end - quota, end))) for (name, quota), end in ends)
 
 
 @cache

@@ -321,15 +321,11 @@ def load_of_others(profile: Profile, settings: ProfileSettings | None) -> str:
 
 
 def source_of(profile: Profile) -> str:
-    began, total = profile.environment.began, len(profile.samples)
-    reused = [sample.measured for sample in profile.samples if sample.measured and sample.measured < began]
-    date = max(reused, default=profile.environment.created)
-    when = f"{date[:16].replace('T', ' ')} UTC"
-    if not reused:
-        return f"planned from {total} samples measured {when}"
-    if len(reused) == total:
-        return f"planned from a profile of {when}, reused: nothing was measured again"
-    return f"planned from {total} samples, of which {len(reused)} reused from {when} and {total - len(reused)} new"
+    began, measured = profile.environment.began, [sample.measured for sample in profile.samples if sample.measured]
+    num_reused = sum(date < began for date in measured)
+    date = max(measured, default=profile.environment.created)[:16].replace("T", " ")
+    reused = f", {num_reused} of them reused from earlier profiles" if num_reused else ""
+    return f"planned from {len(profile.samples)} samples{reused}; the latest is of {date} UTC"
 
 
 def backend_for(model: nn.Module) -> Backend:
@@ -348,12 +344,8 @@ def refuse(model: nn.Module, backend: Backend) -> None:
             f"{name or 'the model'} is a {kind}: its hooks fire on the lanes' threads and would give wrong gradients "
             "or none; colocate the plain model, and compile its branches in place: model.branch.compile()"
         )
-    attached = next((name for name, module in model.named_modules() if is_attached(module)), None)
-    if attached is not None:
-        raise UnsupportedModelError(
-            f"{repr(attached) if attached else 'the model'} is colocated already; remove() the handle that has it "
-            "before"
-        )
+    for name in (name for name, module in model.named_modules() if is_attached(module)):
+        raise UnsupportedModelError(f"{name or 'the model'} is colocated already; remove() the handle that has it")
     wanted = backend.torch_device
     for name, parameter in model.named_parameters():
         if parameter.device != wanted:

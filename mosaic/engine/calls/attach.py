@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import nn
+from torch._C._dynamo import eval_frame as dynamo
 
 from mosaic.engine.calls.thread_state import is_exported, on_lane
 
@@ -55,6 +56,10 @@ def _set_class(module: nn.Module, kind: type) -> None:
 
 
 _CLASS: Any = object.__dict__["__class__"]
+
+
+_SKIP = dynamo._FrameAction.SKIP  # a model that is compiled after it was colocated runs on its lanes, uncompiled
+dynamo.set_code_exec_strategy(_Attached.__call__.__code__, dynamo._FrameExecStrategy(_SKIP, _SKIP))
 
 
 class _Guarded(_Attached):
@@ -115,7 +120,7 @@ def attach(module: nn.Module, intercept: Interceptor, reach: Callable[[], object
             **{name: _reaching(plain, name) for name in _REACHING if reach is not None and hasattr(plain, name)},
         },
     )
-    module.__class__ = swapped
+    _CLASS.__set__(module, swapped)  # past a __setattr__ of the user's
 
 
 def detach(module: nn.Module) -> None:

@@ -36,6 +36,7 @@ class PlacedModule:
         self.lane = lane
         self.signatures: dict[Hashable, Signature] = {}  # what is known of its calls, by kind
         self.obstacle: str | None = None  # why it never runs on its lane, or None
+        self.has_fast_path = False  # it has modules of torch's that compute other bits where a mode is active
         self.shapes = shapes  # that the plan was made for; calls with others run in place on the host
         self.is_alone = is_alone  # has the device and a stage to itself, so that a lane would gain nothing
         self.parted = parted  # ids of the module's parameters that only others use; a call that uses one runs in place

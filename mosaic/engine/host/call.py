@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import is_
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModelError
 from mosaic.find.random_numbers import LaneRandomness
 from mosaic.find.restore import same
-from mosaic.find.structure import flatten, versions_of
+from mosaic.find.structure import flatten, flatten_call, versions_of
 
 _VALUES = "let its course depend on its arguments' shapes alone"
 _EARLIER = "change it before the model's call or the block"
@@ -79,6 +80,7 @@ class Call:
                         with LaneRandomness(self.generator[0]):
                             result = arguments.context.run(run, *args, **kwargs)
                     leaves, spec = flatten(result)
+                    self._check_containers(arguments, args, kwargs, inputs)
             finally:  # an error, too, may come of what is another than it was
                 self._check_hidden(arguments)
         except BaseException as error:
@@ -163,6 +165,13 @@ class Call:
             )
         if self._uses_apart:
             capture(uses, self._captured)
+
+    def _check_containers(self, arguments: Arguments, args: Any, kwargs: Any, inputs: list[Any]) -> None:
+        """Lists and dicts among the arguments are the lane's own, and what is written there would be lost."""
+        if arguments.nesting.names is None:
+            leaves, nesting = flatten_call(args, kwargs)
+            if nesting is not arguments.nesting or not all(map(is_, leaves, inputs)):
+                raise self._unforeseen("it writes into a list or dict among its inputs", "let it write to a copy")
 
     def _check_hidden(self, arguments: Arguments) -> None:
         name, state = self.site.name, self.state

@@ -36,7 +36,7 @@ from mosaic.engine.calls.thread_state import become_lane, forget_cast_weights, i
 from mosaic.engine.calls.torch_functions import attributes_of
 from mosaic.engine.host.backwards import Backwards, ReadyTicket, SumTicket
 from mosaic.engine.host.call import Call, CallFunction, refuse
-from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, to_plain, waits_for_plain
+from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, patch_logging, to_plain, waits_for_plain
 from mosaic.engine.placing import Executor, SpanLog
 from mosaic.errors import UnforeseenError
 from mosaic.find.random_numbers import LaneRandomness, advance
@@ -59,6 +59,7 @@ class HostExecutor(Executor):
 
     def __init__(self, lanes: Lanes) -> None:
         super().__init__(lanes)
+        patch_logging()
         self.backwards = Backwards(self)
         self.errors: dict[int, BaseException] = {}  # of work that nobody has waited for, by its number
         self._num_submitted = self._began_at = self._caller = 0
@@ -131,6 +132,8 @@ class HostExecutor(Executor):
         if site.is_alone and torch.get_num_threads() == site.lane.num_threads:
             return self.run_alone(site, run, args, kwargs)
         reason = site.obstacle or interception()
+        if reason is None and site.has_fast_path and torch._C._len_torch_function_stack():
+            reason = "a default device is set, with which torch leaves its fast path of attention"
         if reason is None:
             with torch._C.DisableTorchFunctionSubclass():
                 arguments = Arguments.take(args, kwargs, join_joined)
@@ -250,8 +253,9 @@ class HostExecutor(Executor):
         self.num_learned += 1
         arguments = Arguments.take(args, kwargs)
         for part in [] if site.module is None else site.module.modules():
-            if isinstance(part, _FAST_PATHS) and not is_attached(part):
-                attach(part, _call_unwatched)
+            if isinstance(part, _FAST_PATHS):
+                site.has_fast_path = True
+                attach(part, _call_unwatched) if not is_attached(part) else None
         before = None if site.module is None else Surroundings(site.module)
         result, results, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
         kind = _kind(arguments, site.state())

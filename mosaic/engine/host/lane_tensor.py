@@ -13,7 +13,9 @@ order: results are equal bit for bit. So a tensor that was joined once counts as
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -192,6 +194,13 @@ def _is_one_branch(pending: list[LaneTensor]) -> bool:
 def join_joined(leaf: Any) -> Any:
     """Returns what a lane tensor that was joined before joined to, and anything else as it is."""
     return leaf.join() if isinstance(leaf, LaneTensor) and leaf._joined is not None else leaf
+
+
+@cache
+def patch_logging() -> None:
+    """Has records wait for lanes as they are made: handlers format them under a lock, for which a lane may wait."""
+    make = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(lambda *args, **kwargs: make(*map_tensors(joined, args), **kwargs))
 
 
 def joined(tensor: torch.Tensor) -> torch.Tensor:

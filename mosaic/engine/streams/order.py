@@ -274,7 +274,7 @@ class Orders:
         """
         if torch._C._are_functorch_transforms_active():
             return  # they are wrappers
-        held = [t.grad for state in list(self.held.values()) for t in state.parameters] if twice else []
+        held = [t.grad for state in list(self.held.values()) for t in state.held.parameters] if twice else []
         here = self.api.current_stream()
         for gradient in (*gradients, *held):
             if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
@@ -302,15 +302,11 @@ class HeldState:
     def __init__(self, module: nn.Module | None) -> None:
         self.is_reached = False  # a parameter, buffer or child was taken from the module since the model's call began
         self.is_hooked = False  # hooks follow its gradients in the model's call
-        self._held = HeldTensors(parts_of(module))
-        forget = partial(setattr, self, "_held", HeldTensors(()))
+        self.held = HeldTensors(parts_of(module))
+        forget = partial(setattr, self, "held", HeldTensors(()))
         self._module = weakref.ref(module, lambda _: forget()) if module is not None else None
         self._began: Any = None
         self._after: Any = None
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        return self._held.parameters
 
     def begin(self) -> None:
         """Notes the state at the beginning of a call of the model; what was done before is ordered before all lanes."""
@@ -319,7 +315,7 @@ class HeldState:
         self.look_for_hooks()
 
     def look_for_hooks(self) -> None:
-        self.is_hooked = torch.is_grad_enabled() and self._held.has_gradient_hooks()
+        self.is_hooked = torch.is_grad_enabled() and self.held.has_gradient_hooks()
 
     def was_there(self) -> bool:
         """Returns True if all of it was there, as it is now, when the model's call began."""
@@ -335,13 +331,13 @@ class HeldState:
 
     def holds_the_same(self) -> bool:
         """Returns True if the module holds the same tensors as before; notes those that it holds now."""
-        if self._held.are_same():
+        if self.held.are_same():
             return True
-        self._held = HeldTensors(parts_of(self._module() if self._module is not None else None))
+        self.held = HeldTensors(parts_of(self._module() if self._module is not None else None))
         return False
 
     def _marks(self) -> list[Any]:
-        tensors = self._held.tensors
+        tensors = self.held.tensors
         try:
             return [*map(_version, tensors), *map(torch.Tensor.data_ptr, tensors)]
         except RuntimeError:  # one is of inference mode, or has no memory of its own
