@@ -23,7 +23,7 @@ from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModelError
 from mosaic.find.random_numbers import LaneRandomness
 from mosaic.find.restore import same
-from mosaic.find.structure import flatten, flatten_call, versions_of
+from mosaic.find.structure import Nesting, flatten, flatten_call, versions_of
 
 _VALUES = "let its course depend on its arguments' shapes alone"
 _EARLIER = "change it before the model's call or the block"
@@ -74,13 +74,15 @@ class Call:
                 with arguments.state.applied():
                     inputs = self._alias(arguments)
                     args, kwargs = arguments.nesting.unflatten(inputs)
+                    holds = None if self.is_glue or arguments.nesting.names is not None else flatten_call(args, kwargs)
                     if self.generator is None:
                         result = arguments.context.run(run, *args, **kwargs)
                     else:
                         with LaneRandomness(self.generator[0]):
                             result = arguments.context.run(run, *args, **kwargs)
                     leaves, spec = flatten(result)
-                    self._check_containers(arguments, args, kwargs, inputs)
+                    if holds is not None:
+                        self._check_containers(holds, flatten_call(args, kwargs))
             finally:  # an error, too, may come of what is another than it was
                 self._check_hidden(arguments)
         except BaseException as error:
@@ -166,12 +168,10 @@ class Call:
         if self._uses_apart:
             capture(uses, self._captured)
 
-    def _check_containers(self, arguments: Arguments, args: Any, kwargs: Any, inputs: list[Any]) -> None:
+    def _check_containers(self, before: tuple[list[Any], Nesting], after: tuple[list[Any], Nesting]) -> None:
         """Lists and dicts among the arguments are the lane's own, and what is written there would be lost."""
-        if arguments.nesting.names is None:
-            leaves, nesting = flatten_call(args, kwargs)
-            if nesting is not arguments.nesting or not all(map(is_, leaves, inputs)):
-                raise self._unforeseen("it writes into a list or dict among its inputs", "let it write to a copy")
+        if before[1] is not after[1] or not all(map(is_, before[0], after[0])):
+            raise self._unforeseen("it writes into a list or dict among its inputs", "let it write to a copy")
 
     def _check_hidden(self, arguments: Arguments) -> None:
         name, state = self.site.name, self.state

@@ -289,7 +289,8 @@ class HostExecutor(Executor):
         ]
         if any(output.differentiable for output in signature.new_outputs):
             site.in_flight.add(call)
-            edges = [inputs[index] for index in signature.edges]
+            places = [each.edge() if type(each) is LaneTensor else each for each in inputs]
+            edges = [places[index] for index in signature.edges]
             results = list(CallFunction.apply(call, results, site.anchor, *edges, *call.parameters))
         ticket = self.submit(site, "glue" if call.is_glue else "forward", call.forward, after)
         for tensor in results:

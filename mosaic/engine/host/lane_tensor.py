@@ -38,6 +38,7 @@ class LaneTensor(torch.Tensor):
     _site: PlacedModule
     _ticket: Ticket[list[torch.Tensor | None]]
     _pick: int
+    _edge: torch.Tensor | None
     _joined: torch.Tensor | None
     _joined_at: Any
     _is_shared: bool
@@ -61,7 +62,7 @@ class LaneTensor(torch.Tensor):
         tensor._site = site
         tensor._ticket = ticket
         tensor._pick = pick
-        tensor._joined = tensor._joined_at = None
+        tensor._edge = tensor._joined = tensor._joined_at = None
         tensor._is_shared = is_shared
         return tensor
 
@@ -82,11 +83,29 @@ class LaneTensor(torch.Tensor):
                 # A transform of torch.func gets a plain tensor from outside of it.
                 outside: Any = temporarily_clear_interpreter_stack() if is_inside else nullcontext()
                 with outside, torch.set_grad_enabled(self.requires_grad):
-                    self._joined = _Join.apply(self) if self.requires_grad else self.value()
+                    if self._edge is None or self._edge.grad_fn.next_functions[0][0] is not self.grad_fn:
+                        self._joined = _Join.apply(self, None) if self.requires_grad else self.value()
+                    else:  # a lane has used it
+                        self._joined = self._edge
+                        self._joined.data = self.value()
+                        self._joined.register_hook(to_plain)
                     self._joined_at = place
             assert self._joined is not None
             vars(self._joined).update(attributes_of(self))
             return self._joined
+
+    def edge(self) -> torch.Tensor:
+        """Returns what a lane's call has of this tensor in the caller's graph: the plain one, without values as yet.
+
+        The loop may follow the gradient of a result, which is that of all its uses.
+        """
+        with torch._C.DisableTorchFunctionSubclass():
+            if not self.requires_grad or self.is_leaf:
+                return self
+            if self._edge is None or self._edge.grad_fn.next_functions[0][0] is not self.grad_fn:
+                empty = torch.empty_strided(self.size(), self.stride(), dtype=self.dtype)
+                self._edge = _Join.apply(self, empty)
+            return self._edge
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -152,15 +171,15 @@ class _Join(torch.autograd.Function):
     """The edge between a branch and the caller's graph."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: LaneTensor) -> torch.Tensor:
+    def forward(ctx: Any, tensor: LaneTensor, empty: torch.Tensor | None) -> torch.Tensor:
         ctx.is_leaf = tensor.is_leaf
         ctx.set_materialize_grads(False)  # what gets no gradient in the plain loop gets none here
-        plain: torch.Tensor = tensor.value().detach()
+        plain: torch.Tensor = tensor.value().detach() if empty is None else empty
         return plain
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return to_plain(grads[0]) if ctx.is_leaf else grads[0]
+        return to_plain(grads[0]) if ctx.is_leaf else grads[0], None
 
 
 def to_plain(grad: torch.Tensor) -> torch.Tensor:
