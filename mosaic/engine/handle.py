@@ -160,10 +160,7 @@ class Handle(Checkpointer):
         }
 
     def timeline(self, title: str = "colocated") -> Timeline:
-        """Returns what ran on the lanes in the recorded steps (the last 20,000 pieces of work).
-
-        On streams these are the first 100 steps and then each tenth, and all while a profiler runs.
-        """
+        """Returns what ran in the recorded steps: on streams the first 100, then each tenth, and those of a profiler."""
         spans = () if self._executor is None else self._executor.log.spans()
         first_ms = spans[0].start_ms if spans else 0.0
         spans = tuple(replace(s, start_ms=s.start_ms - first_ms, end_ms=s.end_ms - first_ms) for s in spans)
@@ -198,13 +195,12 @@ class Handle(Checkpointer):
     ) -> None:
         """Plans anew for the model as it is now: modules were added, removed or replaced, or its batches changed.
 
-        Called between steps. Weights, optimizers, hooks, gradients and this handle stay as they are. Modules are found
-        on ``sample``, and only those that changed are measured. New parameters are the caller's to add to the optimizer
-        (``add_param_group``). Those of modules that are gone do no harm, but are not saved: drop them before the next
-        ``save``. If it fails, the model is the plain one with its weights, and ``replan`` may be called again.
+        Called between steps. Weights, optimizers, hooks, gradients and this handle stay as they are; only modules that
+        changed are measured. Add new parameters to the optimizer (``add_param_group``), and drop those of modules that
+        are gone before the next ``save``. If it fails, the model is plain, and ``replan`` may be called again.
 
         Args:
-            sample: One batch as it will be trained on from now on; by default the last one.
+            sample: One batch of those to come; by default the last one.
             reason: Shown by ``describe()``.
             plan: Runs instead of one that is solved for.
             modules: As for ``mosaic.colocate``; by default as before.

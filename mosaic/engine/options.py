@@ -46,13 +46,11 @@ class Options:
     """
 
     method: str = "auto"
-    """The planner: a solver, or a planner that Mosaic is compared with (``mosaic.solver.METHODS``). The plan of
-    a method that is named runs as it is, like one that is given; ``auto`` is tried first. ``data-parallel``, on several
-    ranks only, measures nothing: every module runs on all of them."""
+    """A solver, or a planner to compare with (``mosaic.solver.METHODS``), whose plan runs untried; ``auto`` is tried.
+    ``data-parallel``, on several ranks only, measures nothing: every module runs on all of them."""
     profile: Profile | str | Path | None = None
-    """Measurements, or the path of their file, to plan from instead of taking them; on several ranks those of the batch
-    of all of them together. No profile knows the optimizer: a plan leaves room for AdamW's two moments in 32 bits, 8
-    bytes for each parameter that trains."""
+    """Measurements, or their file's path, to plan from; on several ranks those of the batch of all of them together.
+    A plan leaves room for AdamW's two moments in 32 bits, 8 bytes for each parameter that trains."""
     profiling: ProfileSettings | None = None
     """Care taken in profiling. A time that other processes disturb is measured again within ``retry_seconds``."""
     cache: ProfileCache | str | Path | None = "user"
@@ -66,8 +64,7 @@ class Options:
     ``auto``: a trial on one rank tries the best plan that way, where Mosaic comes with a measurement of this kind of
     GPU that shows a gain (``python -m bench.gpu``, rung ``first/products``); else no target is set."""
     trial: TrialSettings | Literal["auto"] | None = "auto"
-    """Settings of the trial. ``auto``: default bounds where Mosaic solves the plan, and no trial where the plan is
-    given or its method is named. None: no trial."""
+    """``auto``: a trial with default bounds, unless the plan is given or its method is named. None: no trial."""
     progress: ProgressCallback | None = None
     """Told what is being profiled, how much is done, and how much there is; on several ranks, on the first."""
     ranks: RankSettings | None = None

@@ -37,9 +37,6 @@ _WINDOW, _DRIFT = 40, 1.1
 """Steps whose median is above nine of ten steps of the trial, and above its median by a tenth, are a drift."""
 
 
-# The trial.
-
-
 class Trial:
     """The trial of one colocated model in the first steps of its loop."""
 

@@ -59,8 +59,7 @@ class Tracer(TorchDispatchMode, Generic[Labels]):
         self._alive: list[torch.Tensor] = []  # tensors without storage, or known by their ids
 
     @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Lets what the model compiles itself be compiled."""
+    def ignore_compile_internals(cls) -> bool:  # the model's own use of the compiler
         return True
 
     @contextmanager

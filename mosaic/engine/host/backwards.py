@@ -109,15 +109,3 @@ class SumTicket:
                 self._sum = [second if first is None else first if second is None else first + second]
             self._operands = ()
         return self._sum
-
-
-class ReadyTicket:
-    """A ticket for what is there already."""
-
-    done = True
-
-    def __init__(self, result: Any) -> None:
-        self._result = result
-
-    def wait(self) -> Any:
-        return self._result

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -34,7 +35,7 @@ from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.signature import HOOKS_GRADIENTS, Arguments, Signature, learn, learn_function
 from mosaic.engine.calls.thread_state import become_lane, forget_cast_weights, interception, on_lane
 from mosaic.engine.calls.torch_functions import attributes_of
-from mosaic.engine.host.backwards import Backwards, ReadyTicket, SumTicket
+from mosaic.engine.host.backwards import Backwards, SumTicket
 from mosaic.engine.host.call import Call, CallFunction, refuse
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, patch_logging, to_plain, waits_for_plain
 from mosaic.engine.placing import Executor, SpanLog
@@ -313,7 +314,8 @@ class HostExecutor(Executor):
         if self.closed or torch._C._len_torch_dispatch_stack():
             for ticket in after:
                 self.wait(ticket)
-            return ReadyTicket(work())
+            result = work()
+            return SimpleNamespace(done=True, wait=lambda: result)  # type: ignore[return-value]
         self._num_submitted += 1
         slots, step, number = site.lane.slots, self.num_backwards, self._num_submitted
 
@@ -401,9 +403,7 @@ class HostExecutor(Executor):
                 term.value()
         return LaneTensor(second, self, second._site, SumTicket(first, second), 0)
 
-    # 5. Autograd reaches a call: ``Call.launch_backward``. Its end is ``Backwards.end``.
-
-    # 6. Between steps.
+    # 5. Between steps, and behind ``Call.launch_backward`` and ``Backwards.end``.
 
     def drain(self) -> None:
         if os.getpid() == self._process and not on_lane():

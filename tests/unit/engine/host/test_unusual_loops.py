@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import logging
 import random
 import threading
 import warnings
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, TwoTowers, colocated, pair_batch, run_both, train
+from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, TwoTowers, colocated, pair_batch, run_both, tower, train
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -63,6 +65,11 @@ def test_attention_on_its_fast_path_stays_there_beside_random_numbers():
     left = Doing(noisy)
     left.attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval().requires_grad_(False)
     run_both(lambda: TwoTowers(left), pair_batch(), SIDE_BY_SIDE, train())
+    torch.set_default_device("cpu")
+    try:
+        run_both(lambda: TwoTowers(left), pair_batch(), SIDE_BY_SIDE, train(), on_lanes=False)
+    finally:
+        torch.set_default_device(None)
 
 
 def silent(self: Doing, x: torch.Tensor) -> torch.Tensor:
@@ -134,6 +141,90 @@ def test_what_threads_share_within_objects_or_change_for_a_while_keeps_modules_i
         lambda: Glued(glue, Doing(what), Doing(what)), pair_batch(), SIDE_BY_SIDE, train(), on_lanes=False
     )
     assert said in described
+
+
+@pytest.mark.parametrize("how", ["a hook", "retain_grad", "autograd.grad"])
+@pytest.mark.parametrize("is_module", [True, False])
+def test_a_feature_that_the_model_returns_has_the_gradient_of_all_its_uses(how: str, is_module: bool):
+    def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> Any:
+        left = model.left(x)
+        return (model.middle(left) if is_module else left.tanh()) * model.right(y), left
+
+    def make() -> Glued:
+        model = Glued(glue)
+        if is_module:
+            model.middle = tower(16, 16)
+        return model
+
+    def loop(model: nn.Module, record: Record) -> None:
+        for step in range(4):
+            model.zero_grad()
+            product, feature = model(*pair_batch(step))
+            feature.register_hook(lambda grad: grad * 0.1) if how == "a hook" else None
+            feature.retain_grad() if how == "retain_grad" else None
+            loss = product.square().mean()
+            if how == "autograd.grad":
+                record.note(torch.autograd.grad(loss, feature, retain_graph=True)[0])
+            loss.backward()
+            record.note(*([feature.grad] if how == "retain_grad" else []))
+            record.note_model(model)
+
+    run_both(make, pair_batch(), [*SIDE_BY_SIDE, {"middle": 1}] if is_module else SIDE_BY_SIDE, loop)
+
+
+def test_a_key_that_a_module_adds_to_its_argument_for_some_batches_is_there():
+    def adding(self: Doing, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        if batch["x"][0, 0] > 0:
+            batch["seen"] = batch["x"]
+        return self.layers(batch["x"])
+
+    def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> Any:
+        batch = {"x": x}
+        result = model.left(batch) * model.right(y)
+        return result, str(sorted(batch))
+
+    def loop(model: nn.Module, record: Record) -> None:
+        for step in range(6):
+            result, keys = model(*pair_batch(step))
+            result.sum().backward()
+            record.note(result, len(keys))
+
+    run_both(lambda: Glued(glue, Doing(adding)), pair_batch(), SIDE_BY_SIDE, loop)
+
+
+def test_a_tensor_that_is_logged_is_awaited_before_a_handler_locks():
+    log = logging.getLogger("loop")
+    log.addHandler(handler := logging.StreamHandler(io.StringIO()))
+
+    def logging_too(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        log.warning("a tower")
+        return self.layers(x)
+
+    def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left, right = model.left(x), model.right(y)
+        log.warning("norms %s", left.norm())
+        return left * right
+
+    run_both(lambda: Glued(glue, Doing(logging_too)), pair_batch(), SIDE_BY_SIDE, train())
+    log.removeHandler(handler)
+
+
+class Frozen(Glued):
+    def __setattr__(self, name: str, value: Any) -> None:
+        assert name != "__class__"
+        super().__setattr__(name, value)
+
+
+def test_a_model_that_is_compiled_later_or_refuses_attributes_runs_on_its_lanes():
+    def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return model.left(x) * model.right(y)
+
+    model = Frozen(glue)
+    expected = model(*pair_batch())
+    with colocated(model, pair_batch(), SIDE_BY_SIDE):
+        compiled = torch.compile(model, backend="eager")
+        for _ in range(3):
+            assert torch.equal(compiled(*pair_batch()), expected)
 
 
 def test_threads_of_a_module_s_own_may_read_its_parameters():
