@@ -160,7 +160,7 @@ class Handle(Checkpointer):
         }
 
     def timeline(self, title: str = "colocated") -> Timeline:
-        """Returns what ran in the recorded steps: on streams the first 100, then each tenth, and those of a profiler."""
+        """Returns what ran in the recorded steps: on streams the first 100, then each tenth, and profiled ones."""
         spans = () if self._executor is None else self._executor.log.spans()
         first_ms = spans[0].start_ms if spans else 0.0
         spans = tuple(replace(s, start_ms=s.start_ms - first_ms, end_ms=s.end_ms - first_ms) for s in spans)

@@ -74,7 +74,11 @@ class Call:
                 with arguments.state.applied():
                     inputs = self._alias(arguments)
                     args, kwargs = arguments.nesting.unflatten(inputs)
-                    holds = None if self.is_glue or arguments.nesting.names is not None else flatten_call(args, kwargs)
+                    holds = (
+                        None
+                        if self.is_glue or arguments.nesting.names is not None
+                        else flatten_call(tuple(args), kwargs)
+                    )
                     if self.generator is None:
                         result = arguments.context.run(run, *args, **kwargs)
                     else:
@@ -82,7 +86,7 @@ class Call:
                             result = arguments.context.run(run, *args, **kwargs)
                     leaves, spec = flatten(result)
                     if holds is not None:
-                        self._check_containers(holds, flatten_call(args, kwargs))
+                        self._check_containers(holds, flatten_call(tuple(args), kwargs))
             finally:  # an error, too, may come of what is another than it was
                 self._check_hidden(arguments)
         except BaseException as error:

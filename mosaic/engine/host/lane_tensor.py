@@ -38,7 +38,8 @@ class LaneTensor(torch.Tensor):
     _site: PlacedModule
     _ticket: Ticket[list[torch.Tensor | None]]
     _pick: int
-    _edge: torch.Tensor | None
+    _edge: torch.Tensor
+    _edge_of: Any
     _joined: torch.Tensor | None
     _joined_at: Any
     _is_shared: bool
@@ -62,7 +63,7 @@ class LaneTensor(torch.Tensor):
         tensor._site = site
         tensor._ticket = ticket
         tensor._pick = pick
-        tensor._edge = tensor._joined = tensor._joined_at = None
+        tensor._joined = tensor._joined_at = tensor._edge_of = None
         tensor._is_shared = is_shared
         return tensor
 
@@ -83,28 +84,25 @@ class LaneTensor(torch.Tensor):
                 # A transform of torch.func gets a plain tensor from outside of it.
                 outside: Any = temporarily_clear_interpreter_stack() if is_inside else nullcontext()
                 with outside, torch.set_grad_enabled(self.requires_grad):
-                    if self._edge is None or self._edge.grad_fn.next_functions[0][0] is not self.grad_fn:
-                        self._joined = _Join.apply(self, None) if self.requires_grad else self.value()
-                    else:  # a lane has used it
+                    if self._edge_of is not None and self._edge_of is self.grad_fn:  # a lane has used it
                         self._joined = self._edge
                         self._joined.data = self.value()
                         self._joined.register_hook(to_plain)
+                    else:
+                        self._joined = _Join.apply(self, None) if self.requires_grad else self.value()
                     self._joined_at = place
             assert self._joined is not None
             vars(self._joined).update(attributes_of(self))
             return self._joined
 
     def edge(self) -> torch.Tensor:
-        """Returns what a lane's call has of this tensor in the caller's graph: the plain one, without values as yet.
-
-        The loop may follow the gradient of a result, which is that of all its uses.
-        """
+        """Returns for a lane's call what ``join`` returns, without values: its gradient is that of all uses."""
         with torch._C.DisableTorchFunctionSubclass():
             if not self.requires_grad or self.is_leaf:
                 return self
-            if self._edge is None or self._edge.grad_fn.next_functions[0][0] is not self.grad_fn:
+            if self._edge_of is not self.grad_fn:
                 empty = torch.empty_strided(self.size(), self.stride(), dtype=self.dtype)
-                self._edge = _Join.apply(self, empty)
+                self._edge, self._edge_of = _Join.apply(self, empty), self.grad_fn
             return self._edge
 
     @classmethod
