@@ -3,13 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mosaic.context.words import (
-    BOTH,
-    MaskWords,
-    causal,
-    gemma,
-    packed,
-)
+from mosaic.context.words import BOTH, MaskWords, causal, gemma, packed
 
 
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")  # transformers 5.24

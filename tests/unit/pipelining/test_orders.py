@@ -17,14 +17,7 @@ from mosaic.hardware import Link
 from mosaic.pipelining.orders import METHODS, OrderLimits, Searched, search_orders
 from mosaic.pipelining.partition import Request
 from mosaic.pipelining.task_graph import RankSpace, task_graph
-from mosaic.pipelining.tasks import (
-    ActionKind,
-    Deadlock,
-    TaskGraph,
-    lower_bound_ns,
-    roll_out,
-    simulate,
-)
+from mosaic.pipelining.tasks import ActionKind, Deadlock, TaskGraph, lower_bound_ns, roll_out, simulate
 
 
 def random_step(

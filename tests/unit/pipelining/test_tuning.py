@@ -18,15 +18,7 @@ from mosaic.pipelining.layers import Layer, PipelineModel, Strategy
 from mosaic.pipelining.partition import Request
 from mosaic.pipelining.task_graph import task_graph
 from mosaic.pipelining.tasks import Orders, TaskGraph, Timed, memory_peaks
-from mosaic.pipelining.tuning import (
-    MemoryShortage,
-    Pair,
-    Tuned,
-    candidates_of,
-    pairs_of,
-    tune,
-    with_candidates,
-)
+from mosaic.pipelining.tuning import MemoryShortage, Pair, Tuned, candidates_of, pairs_of, tune, with_candidates
 
 
 def layer(*ways: tuple[float, float, int], workspace: int = 0) -> Layer:

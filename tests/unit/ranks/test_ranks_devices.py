@@ -9,11 +9,7 @@ import torch
 import torch.distributed as dist
 
 from mosaic.errors import BackendUnavailableError
-from mosaic.ranks.world.groups import (
-    LAUNCH_ORDER,
-    no_splits,
-    set_launch_order,
-)
+from mosaic.ranks.world.groups import LAUNCH_ORDER, no_splits, set_launch_order
 
 
 @pytest.mark.parametrize(

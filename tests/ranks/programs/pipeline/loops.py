@@ -25,16 +25,7 @@ from mosaic.pipelining.tasks import memory_peaks
 from mosaic.ranks.pipeline.handle import Pipeline
 from ranks.begun import in_turn
 from ranks.graphs import colocated
-from ranks.programs.pipeline.trained import (
-    begin,
-    check_alike,
-    check_gradients,
-    llama,
-    llava,
-    options,
-    ragged,
-    words,
-)
+from ranks.programs.pipeline.trained import begin, check_alike, check_gradients, llama, llava, options, ragged, words
 
 
 def plain_losses(plain: nn.Module, step: list[dict[str, Any]], *, backward: bool = True) -> torch.Tensor:
