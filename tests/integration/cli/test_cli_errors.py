@@ -94,10 +94,3 @@ def test_a_file_in_place_of_the_folder_of_results_is_refused_before_anything_is_
     assert run([*shlex.split(command), "--output", str(tmp_path / "out")]) == 2
     assert "it is a file; name a folder" in capsys.readouterr().err
     assert (tmp_path / "out").read_text() == "mine"
-
-
-@pytest.mark.parametrize("arguments", [["nonsense"], ["profile", "--degrees", "two"], []])
-def test_a_command_line_that_cannot_be_parsed_exits_with_2(arguments: list[str]):
-    with pytest.raises(SystemExit) as caught:
-        run(arguments)
-    assert caught.value.code == 2

@@ -230,6 +230,8 @@ def zipped(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 def test_modules_of_a_list_beside_the_named_one_run_with_its_layers():
     model, kwargs = zipped(), {"x": torch.randn(2, 4)}
+    with pytest.raises(UnsplittableError, match="does, make one list whose layers hold and call an element"):
+        find_split(model, kwargs)
     split = find_split(model, kwargs, modules={"model": "blocks"})
     check_cut(case_of(lambda: model), model, split, THIRDS, kwargs)
 

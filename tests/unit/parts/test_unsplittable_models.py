@@ -219,10 +219,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Between(lambda model, x: x + torch.rand(4, generator=model.generator)),
         "the model changes its generator when it is called",
     ),
-    "rows drawn": (
-        lambda: Between(lambda model, x: x[torch.rand(len(x)) < 2]),
-        r"the number of rows follows from values or draws at .*test_unspl.*, and layers.2 is called later",
-    ),
     "lazy": (lambda: nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(4)), "1 has weights without a shape; call the model"),
     "gradient": (lambda: Between(takes_a_gradient), "gradients are computed between layers at .*test_unspl"),
     "rows": (
@@ -267,39 +263,6 @@ def test_writes_into_arguments_are_refused_without_weights_too():
     for make in (list, own_cache):
         with pytest.raises(UnsplittableError, match=f"Layer, run without its weights, writes into a {make.__name__}"):
             find_split(Passing(make, lambda shared, x: shared.append(x)).to("meta"), {"x": X})
-
-
-class Routed(nn.Module):
-    """A block whose share of the sum a router of its own gives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router, self.block = nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.router(x).sigmoid() * self.block(x)
-
-
-class Zipped(nn.Module):
-    """The same blocks and routers in a list each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layers = [Routed() for _ in range(3)]
-        self.routers = nn.ModuleList(one.router for one in layers)
-        self.blocks = nn.ModuleList(one.block for one in layers)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for router, block in zip(self.routers, self.blocks, strict=True):
-            x = x + router(x).sigmoid() * block(x)
-        return x
-
-
-def test_zipped_lists_are_refused_and_one_list_of_layers_that_hold_both_is_cut():
-    with pytest.raises(UnsplittableError, match="does, make one list whose layers hold and call an element"):
-        find_split(Zipped(), {"x": torch.randn(2, 4)})
-    layers = nn.Sequential(*(Routed() for _ in range(3)))
-    assert [one.count for one in find_split(layers, {"input": torch.randn(2, 4)}).modules] == [3]
 
 
 def test_lists_named_by_hand_are_checked():

@@ -135,13 +135,6 @@ def begin(
     return mosaic.pipeline(model, sample, **{"trial": False, "options": options(), **asked}), model, plain
 
 
-def in_one_chain(rank: int, size: int, place: Path) -> None:
-    """One chain of mixed chunks, with layers made again."""
-    pipe, model, plain = begin(llava, options=options(partition="mixed-time"), memory_bytes=420_000)
-    check_equal(pipe, model, plain, ragged())
-    pipe.remove()
-
-
 def on_lanes(rank: int, size: int, place: Path) -> None:
     """The vision tower on a lane of both ranks, beside the backbone."""
     asked = {"options": options(partition="colocated"), "backend": HostBackend(2), "data": 1}
@@ -280,8 +273,5 @@ def too_large_for_a_rank(rank: int, size: int, place: Path) -> None:
     pipe.remove()
 
 
-on_two_ranks = in_turn(
-    *(in_one_chain, with_dropout, of_one_schedule, too_large_for_a_rank, saved, on_lanes),
-    text_to_video,
-)
+on_two_ranks = in_turn(with_dropout, of_one_schedule, too_large_for_a_rank, saved, on_lanes, text_to_video)
 on_three_ranks = in_turn(with_a_scaler, resumed)

@@ -32,18 +32,13 @@ for _name in HAS:
     if HAS[_name]:  # once, before ranks are forked
         importlib.import_module(_name)
 if HAS["transformers"]:
-    from transformers import CLIPModel, LlavaForConditionalGeneration, Qwen2AudioForConditionalGeneration, Trainer
-
-    LOADED = (CLIPModel, LlavaForConditionalGeneration, Qwen2AudioForConditionalGeneration, Trainer)
+    from transformers import Qwen2AudioForConditionalGeneration, Trainer  # noqa: F401
 _CHANGES = (
     ("lora_dropout=0.1", "lora_dropout=0.0"),  # what a rank draws for dropout is its own
     ('0.1, "gelu"', '0.0, "gelu"'),
     # Between micro-batches DistributedDataParallel has the gradients of one rank, and this loop clips these.
     ("gradient_accumulation_steps=2", "gradient_accumulation_steps=1"),
 )
-
-FRAMEWORKS = ("accelerate", "trainer")
-"""Loops of Hugging Face's, which wrap a model themselves when they see several processes."""
 
 
 class Forwarding(DistributedDataParallel):
@@ -64,9 +59,9 @@ def changed(source: str, rank: int) -> str:
     return source.replace(".manual_seed(1)", f".manual_seed({1 + rank})")
 
 
-def data_parallel(name: str, arguments: Sequence[str]) -> str:
+def data_parallel(name: str) -> str:
     """Returns an example's source with plain data-parallel training instead of Mosaic's line."""
-    if name == "huggingface.py" and set(FRAMEWORKS) & set(arguments):
+    if name == "huggingface.py":  # its Trainer wraps a model itself when it sees several processes
         return plain_source(name)
     instead = r"\1 = Forwarding(\1, find_unused_parameters=True); REFERENCE.append(\1.module)"
     source = (FOLDER / name).read_text(encoding="utf-8")
@@ -84,7 +79,7 @@ REFERENCE: list[nn.Module] = []
 def compare(name: str, arguments: Sequence[str], rank: int, size: int) -> None:
     """Runs an example both ways, and compares losses and changes of parameters."""
     REFERENCE.clear()
-    ran = _load(name, changed(data_parallel(name, arguments), rank)).main(list(arguments))
+    ran = _load(name, changed(data_parallel(name), rank)).main(list(arguments))
     fresh_frameworks()
     theirs = ran[-1]
     trained = REFERENCE[0] if REFERENCE else ran[0]
