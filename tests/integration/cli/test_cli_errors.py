@@ -21,7 +21,6 @@ WRONG = [
     (1, "profile --model {FILE}:nothing_to_place", "found no module to place"),
     (2, "profile --model {FILE}:narrow", "pass one batch that the model accepts"),
     (2, "profile --model zoo:blip-tiny", "unknown model 'blip'; choose one of: clip, qwen3-vl"),
-    (2, "profile --model zoo:blip", "unknown model 'blip'"),
     (2, "profile --model zoo:clip", "names no size; use zoo:clip-SIZE with one of: tiny, gpu, paper, public"),
     (2, "profile --model zoo:clip-huge", "unknown size of clip 'huge'; choose one of: tiny, gpu, paper"),
     (2, "profile --model zoo:clip-tiny:0", "batch='0' in 'zoo:clip-tiny:0'"),

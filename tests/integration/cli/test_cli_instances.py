@@ -37,13 +37,9 @@ def changed(path: Path, change: Callable[[Any], Any]) -> str:
     return str(path)
 
 
-def planned(file: Path, *more: str) -> Plan:
-    assert run(["plan", str(file), *more]) == 0
-    return artifact.load(Plan, Path("plan.json"))
-
-
 def test_a_plan_of_an_instance_is_proven(file, capsys):
-    plan = planned(file, "--method", "exact", "--time-limit", "30")
+    assert run(["plan", str(file), "--method", "exact", "--time-limit", "30"]) == 0
+    plan = artifact.load(Plan, Path("plan.json"))
     assert plan.search.status == "optimal"
     assert plan.search.bound_ms == pytest.approx(plan.predicted_ms, rel=1e-9)
     assert len(plan.placements) == 6

@@ -39,7 +39,6 @@ from torch import nn
 
 TOWERS = {
     "launch": (lambda: [nn.Linear(8, 8) for _ in range(8)], (4, 8)),
-    "sms": (lambda: [nn.Linear(8192, 8192)], (8192, 8192)),
     "bandwidth": (lambda: [nn.LayerNorm(64), nn.GELU()], (1 << 22, 64)),
 }
 
@@ -56,7 +55,7 @@ def make(kind):
     with torch.device("meta"):
         return Two(layers).bfloat16(), [torch.zeros(shape).bfloat16() for _ in range(2)]
 
-launch, sms, bandwidth = (lambda kind=kind: make(kind) for kind in TOWERS)
+launch, bandwidth = (lambda kind=kind: make(kind) for kind in TOWERS)
 """
 
 
@@ -64,7 +63,6 @@ launch, sms, bandwidth = (lambda kind=kind: make(kind) for kind in TOWERS)
     ("kind", "bound", "words"),
     [
         ("launch", "launch-bound", "an eager step takes at least this time"),
-        ("sms", "SM-bound", "launches do not bound it"),
         ("bandwidth", "bandwidth-bound", "another module can compute on the others"),
     ],
 )

@@ -30,15 +30,8 @@ def fresh_accelerate() -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-@pytest.mark.parametrize(
-    ("model", "loop", "precision"),
-    [
-        ("llava", "trainer", "fp32"),
-        ("audio", "bare", "bf16"),
-    ],
-)
-def test_a_hugging_face_model_is_equal(model: str, loop: str, precision: str):
-    options = ["--bf16"] if precision == "bf16" else []
+@pytest.mark.parametrize(("model", "loop", "options"), [("llava", "trainer", []), ("audio", "bare", ["--bf16"])])
+def test_a_hugging_face_model_is_equal(model: str, loop: str, options: list[str]):
     check("huggingface.py", ["--model", model, "--loop", loop, *options], placed=PLACED[model])
 
 

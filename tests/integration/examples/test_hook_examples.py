@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from mosaic.retrain.recipe import Promote
 
 HOOKS = Path(__file__).parents[3] / "examples" / "hooks"
 DAY = "2026-11-22"
+GATE = {"comparisons": [{"name": "frozen", "new": 0.9}]}
 NOTES = """
 import json
 def note(*what, **more):
@@ -65,28 +65,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     day, version = made.day(DAY).path, made.versions / "0001"
     for each in (day, version):
         each.mkdir(parents=True)
-    report = {"title": "shop", "day": DAY, "outcome": "promoted", "reason": "It is better.", "gate": gate()}
+    report = {"title": "shop", "day": DAY, "outcome": "promoted", "reason": "It is better.", "gate": GATE}
     (day / "report.json").write_text(json.dumps(report))
     rows = [{"step": step, "loss": 1 / step, "at": 1795454644.25, "ms": 50.0} for step in (1, 2, 2)]
     (day / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + '\n{"step": 3, "lo')
     return made
 
 
-def gate() -> dict[str, Any]:
-    return {"comparisons": [{"name": "frozen", "new": 0.9}]}
-
-
-def told(folder: Folder, name: str) -> list[list[Any]]:
-    """Runs a hook twice, for it may be; returns what the library was told."""
-    for _ in range(2):
-        promote = Promote(hooks=(f"{sys.executable} hooks/{name}",))
+def test_mlflow_has_each_version_once_and_the_champions_alias(folder: Folder):
+    promote = Promote(hooks=(f"{sys.executable} hooks/mlflow_hook.py",))
+    for _ in range(2):  # a hook may be run again
         remember(folder, promote, "0001", DAY)
         assert run_pending(folder, promote, "0001") == ()
-    return [json.loads(line) for line in (folder.path / "heard.jsonl").read_text().splitlines()]
-
-
-def test_mlflow_has_each_version_once_and_the_champions_alias(folder: Folder):
-    heard = told(folder, "mlflow_hook.py")
+    heard = [json.loads(line) for line in (folder.path / "heard.jsonl").read_text().splitlines()]
     names = [each[0] for each in heard]
     assert names.count("create_registered_model") == names.count("create_model_version") == 1
     assert names.count("set_registered_model_alias") == 2

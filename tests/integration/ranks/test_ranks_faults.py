@@ -17,14 +17,8 @@ from safetensors.torch import load_file
 BOUND_S = 60.0
 AT_ONCE = 4
 """Cases that run at the same time: most of their time is waiting."""
-SIZES = {  # those that wait longest side by side
-    "in_order": 2,
-    "fewer_batches_on_one": 2,
-    "uninterrupted": 2,
-    "killed": 2,
-    "an_error_on_one": 2,
-    "unlike": 2,
-}
+NAMES = ("in_order", "fewer_batches_on_one", "uninterrupted", "killed", "an_error_on_one", "unlike")
+"""Those that wait longest are side by side."""
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def outcomes(folder: Path) -> dict[str, list[Ended]]:
     found: dict[str, list[Ended]] = {}
-    for first in range(0, len(SIZES), AT_ONCE):
-        names = list(SIZES)[first : first + AT_ONCE]
-        asked = [(f"ranks.programs.meeting.faults:{name}", SIZES[name], folder / name) for name in names]
+    for first in range(0, len(NAMES), AT_ONCE):
+        names = NAMES[first : first + AT_ONCE]
+        asked = [(f"ranks.programs.meeting.faults:{name}", 2, folder / name) for name in names]
         found.update(zip(names, run_programs(asked, seconds=BOUND_S), strict=True))
     return found
 

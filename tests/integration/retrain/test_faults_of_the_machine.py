@@ -84,10 +84,7 @@ def test_memory_that_runs_out_once_is_another_start_and_without_end_a_failure(ma
 
 def test_a_loss_that_is_not_finite_fails_the_day_and_a_few_at_its_end_are_refused(make_node: Make):
     scaler = "init_scale=4.0, growth_interval=3"
-    for num_steps, code, said in (
-        (40, 1, "the loss of step 20 and of the 19 before it is nan"),
-        (10, 5, "not finite"),
-    ):
+    for num_steps, code, said in ((40, 1, "the loss of step 20 and of the 19 before it is nan"), (10, 5, "not finite")):
         node = make_node(name=str(num_steps), budget={"steps": num_steps, "save": "0.001s"})
         node.change("nn.functional.cross_entropy(", "float('nan') * nn.functional.cross_entropy(")
         node.change(scaler, "enabled=False")

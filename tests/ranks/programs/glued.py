@@ -31,11 +31,6 @@ def steps() -> list[list[dict[str, Any]]]:
     return [[doubled(cases.batch(images, 0, rows=1)) for images in step] for step in ((3, 0, 2, 1), (1, 0, 4))]
 
 
-def frozen() -> MultimodalModel:
-    tower = Tower(cases.vision(), token=cases.IMAGE)
-    return MultimodalModel(language_model=cases.language_model(), vision=tower).double().freeze("vision.model")
-
-
 LAYERS = "vision.model.encoder.layers.*."
 TOWER_PLAN = {
     **{f"{LAYERS}self_attn.{name}_proj": "colwise" for name in "qkv"},
@@ -89,7 +84,8 @@ def over_sequences(rank: int, size: int, place: Path) -> None:
     """A frozen tower on two ranks that share its images, the language model on two that share its sequences."""
     join(rank, size, place)
     torch.manual_seed(1)
-    model = frozen()
+    tower = Tower(cases.vision(), token=cases.IMAGE)
+    model = MultimodalModel(language_model=cases.language_model(), vision=tower).double().freeze("vision.model")
     plain = copy.deepcopy(model)
     trained = steps()
     context = ContextSettings(ranks=2, mask=lambda microbatch: model.mask(microbatch["input_ids"]), block=4)

@@ -28,7 +28,6 @@ def test_a_plan_that_a_loaders_worker_made_is_the_same_here():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (([1, 2, 3], 4), "3 blocks for 4 ranks; each rank needs one: use fewer ranks, smaller blocks or chunks"),
         (([1, -2, 3], 2), "pass one integer of 0 or more per block"),
         (([1.5, 2.5], 2), "work is float64 with minimum 1.5"),
         (([1, 2, 3], 2, "best"), "unknown method 'best'; choose one of: lpt, headtail, ring, random"),

@@ -480,25 +480,28 @@ def test_a_hook_inside_of_a_layer_is_refused_where_the_layer_has_no_weights():
 
 @module(weight=lambda: nn.Parameter(torch.ones(4)))
 def pick(self: Any, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    return (x * self.weight)[rows]
+    return (x * self.weight)[rows] if rows.dtype is torch.bool else (x * self.weight)[: int(rows.max())]
 
 
 @module(pick=pick, layers=layers)
 def selects(self: Any, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Keeps only the rows that a mask names, before its layers."""
+    """Keeps only the rows that a mask names, or so many as a number says, before its layers."""
     x = self.pick(x, rows)
     for layer in self.layers:
         x = layer(x)
     return x
 
 
-def test_shapes_that_follow_from_values_are_worked_out_for_each_microbatch():
+@pytest.mark.parametrize(
+    ("sample", "others"), [([True, False, True], ([True] * 3, [False, False, True])), ([1, 2], ([3], [1]))]
+)
+def test_shapes_that_follow_from_values_are_worked_out_for_each_microbatch(sample: list[int], others: list[list[int]]):
     model = selects()
     x = torch.randn(3, 4)
-    split = find_split(model, {"x": x, "rows": torch.tensor([True, False, True])})
+    split = find_split(model, {"x": x, "rows": torch.tensor(sample)})
     case = PartedCase(make=lambda: model, batch=dict, cuts=(), loss=torch.sum)
     rank = PartedModel(copy.deepcopy(model), split, chunks_of(*THIRDS), own=[2])
-    for rows in ([True, True, True], [False, False, True]):
+    for rows in others:
         batch = {"x": x, "rows": torch.tensor(rows)}
         assert rank.boundary_like(0, batch)["model"][0].shape == (sum(rows), 4)
         check_cut(case, model, split, THIRDS, batch)

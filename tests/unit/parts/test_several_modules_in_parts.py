@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from part_models import DECODERS, ENCODERS, IMAGE, SEVERAL_MODULES, PartedCase, chunks_of, tokens
+from part_models import DECODERS, ENCODERS, SEVERAL_MODULES, PartedCase, chunks_of, tokens
 from parted_equality import check_cut, check_equal
 from torch import nn
 
@@ -52,16 +52,6 @@ def test_a_microbatch_may_have_no_images(name: str, cut: int):
     assert split.present(batch) == {"language_model"}
     assert count_units(split, batch, split.modules[0].name) == 0
     check_cut(case, model, split, case.cuts[cut], batch)
-
-
-def test_a_microbatch_may_have_other_images_and_other_lengths_than_the_sample():
-    case = SEVERAL_MODULES["llava"]
-    model, split = found(case)
-    ids = tokens(1, 5)
-    ids[0, :4] = IMAGE
-    check_cut(
-        case, model, split, case.cuts[1], {"input_ids": ids, "labels": ids, "pixel_values": torch.randn(1, 3, 8, 8)}
-    )
 
 
 def test_under_autocast_chunks_know_the_lower_precision_of_what_they_receive():

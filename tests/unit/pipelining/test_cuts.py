@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,8 +17,8 @@ from mosaic.pipelining.layers import PipelineModel
 from mosaic.pipelining.partition import Chunk, Partition, Request
 
 
-def of(module: str, first: int, count: int, total: int = 4) -> Part:
-    return Part(module=module, first=first, count=count, total=total)
+def chunk(module: str, first: int = 0, count: int = 4, rank: int = 0, **more: Any) -> Chunk:
+    return Chunk(parts=(Part(module=module, first=first, count=count, total=4),), rank=rank, **more)
 
 
 def sums(times: list[float], ends: tuple[int, ...]) -> list[float]:
@@ -28,21 +29,12 @@ def sums(times: list[float], ends: tuple[int, ...]) -> list[float]:
     ("chunks", "message"),
     [
         ((), "at least one chunk"),
-        ((Chunk(parts=(of("a", 0, 2),), rank=0),), "layers 2 to 4 of 'a' are in no chunk"),
-        ((Chunk(parts=(of("a", 0, 4),), rank=0), Chunk(parts=(of("a", 2, 2),), rank=1)), "follows layer 4 of 4"),
-        ((Chunk(parts=(of("a", 2, 2),), rank=0), Chunk(parts=(of("a", 0, 2),), rank=1)), "follows layer 0 of 4"),
-        ((Chunk(parts=(of("a", 0, 4),), rank=2),), "on rank 2; there are 2"),
-        (
-            (
-                Chunk(parts=(of("a", 0, 4),), rank=0, share=0.6),
-                Chunk(parts=(of("b", 0, 4),), rank=0, lane=1, share=0.6),
-            ),
-            "lanes of rank 0 have 1.2",
-        ),
-        (
-            (Chunk(parts=(of("a", 0, 4),), rank=0, share=0.6), Chunk(parts=(of("b", 0, 4),), rank=0, share=0.4)),
-            "has the shares 0.6 and 0.4",
-        ),
+        ((chunk("a", 0, 2),), "layers 2 to 4 of 'a' are in no chunk"),
+        ((chunk("a"), chunk("a", 2, 2, 1)), "follows layer 4 of 4"),
+        ((chunk("a", 2, 2), chunk("a", 0, 2, 1)), "follows layer 0 of 4"),
+        ((chunk("a", rank=2),), "on rank 2; there are 2"),
+        ((chunk("a", share=0.6), chunk("b", lane=1, share=0.6)), "lanes of rank 0 have 1.2"),
+        ((chunk("a", share=0.6), chunk("b", share=0.4)), "has the shares 0.6 and 0.4"),
     ],
 )
 def test_a_partition_refuses_chunks_that_are_none(chunks: tuple[Chunk, ...], message: str):
@@ -52,7 +44,7 @@ def test_a_partition_refuses_chunks_that_are_none(chunks: tuple[Chunk, ...], mes
 
 def test_a_partition_of_another_model_or_against_the_data_is_refused():
     model = vision_and_text(4, 4)
-    vision, text = Chunk(parts=(of("vision", 0, 4),), rank=0), Chunk(parts=(of("text", 0, 4),), rank=0)
+    vision, text = chunk("vision"), chunk("text")
     Partition(num_ranks=1, chunks=(vision, text)).check_covers(model)
     with pytest.raises(ValueError, match="put chunks in the order"):
         Partition(num_ranks=1, chunks=(text, vision)).check_covers(model)
@@ -81,7 +73,6 @@ def test_no_cut_has_a_shorter_longest_range(times: list[float], data: st.DataObj
         ("colocated", two_encoders(), 1, 1, "ranks have one slot each"),
         ("colocated", chain(4), 1, 2, "nothing beside the backbone"),
         ("colocated", vision_and_text(4, 3), 4, 2, "'text' has 3 layers for 4 ranks"),
-        ("sideways", chain(4), 2, 1, "choose one of: separated"),
     ],
 )
 def test_too_few_layers_ranks_or_slots_are_refused(

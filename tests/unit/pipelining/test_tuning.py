@@ -18,7 +18,7 @@ from mosaic.pipelining.layers import Layer, PipelineModel, Strategy
 from mosaic.pipelining.partition import Request
 from mosaic.pipelining.task_graph import task_graph
 from mosaic.pipelining.tasks import Orders, TaskGraph, Timed, memory_peaks
-from mosaic.pipelining.tuning import MemoryShortage, Pair, Tuned, candidates_of, pairs_of, tune, with_candidates
+from mosaic.pipelining.tuning import MemoryShortage, Tuned, candidates_of, pairs_of, tune, with_candidates
 
 
 def layer(*ways: tuple[float, float, int], workspace: int = 0) -> Layer:
@@ -72,10 +72,6 @@ def peaks(graph: TaskGraph, timed: Timed) -> list[int]:
     return [peak for peak, _ in memory_peaks(graph, timed.start_ns)]
 
 
-def makespan(graph: TaskGraph, pairs: list[Pair], orders: Orders, choice: list[int]) -> int:
-    return simulated(with_candidates(graph, pairs, choice), orders).makespan_ns
-
-
 def in_turn(model: PipelineModel, microbatches: Sequence[Microbatch], num_ranks: int) -> tuple[TaskGraph, Orders]:
     """A step with everything kept, without a limit of memory, and an order that runs."""
     request = Request(model=model, num_ranks=num_ranks, microbatches=microbatches)
@@ -103,7 +99,8 @@ def test_what_is_chosen_fits_and_ends_no_earlier_than_the_bound_and_no_later_tha
         assert again.makespan_ns == tuned.timed.makespan_ns
         assert all(used <= limit for used, limit in zip(peaks(tuned.graph, again), graph.limit_bytes, strict=True))
         assert tuned.bound_ns <= again.makespan_ns <= at_leanest.makespan_ns
-        assert tuned.bound_ns == makespan(graph, pairs, orders, [pair.fastest for pair in pairs])
+        fastest = with_candidates(graph, pairs, [pair.fastest for pair in pairs])
+        assert tuned.bound_ns == simulated(fastest, orders).makespan_ns
 
 
 def test_memory_that_nothing_fits_names_rank_time_amount_and_help() -> None:
@@ -113,9 +110,6 @@ def test_memory_that_nothing_fits_names_rank_time_amount_and_help() -> None:
     short = tune(graph, pairs, orders)
     assert isinstance(short, MemoryShortage)
     assert short.rank == 1
-    said = str(short)
-    assert f"rank 1 is short of {short.short_bytes / 1e9:.3g} GB of its 5e-08 GB" in said
-    assert "ms into the step" in said
-    assert "smaller microbatches, or more ranks" in said
+    assert f"rank 1 is short of {short.short_bytes / 1e9:.3g} GB of its 5e-08 GB" in str(short)
     enough = replace(graph, limit_bytes=(most[0], 50 + short.short_bytes, most[2]))
     assert isinstance(tune(enough, pairs, orders), Tuned)

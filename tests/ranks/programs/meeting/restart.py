@@ -16,17 +16,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 import mosaic
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
-from mosaic.plan import Plan
 from ranks.graphs import plan_of
 from ranks.training import Model, batch, loss_of
 
 STEPS = 8
 ROWS = 3
 PLACES = {"image": (0,), "text": (1,), "audio": (0, 1), "backbone": (1,), "head": (0, 1)}
-
-
-def plan_for(model: Model) -> Plan:
-    return plan_of(find_modules(model, batch(0, ROWS)).graph, PLACES, 2)
 
 
 def program(folder: Path, kill_rank: int, kill_step: int) -> None:
@@ -36,7 +31,7 @@ def program(folder: Path, kill_rank: int, kill_step: int) -> None:
     handle = mosaic.colocate(
         model,
         sample=batch(0, ROWS),
-        plan=plan_for(model),
+        plan=plan_of(find_modules(model, batch(0, ROWS)).graph, PLACES, 2),
         backend=HostBackend(1),
         options=mosaic.Options(ranks=mosaic.RankSettings(timeout_s=120.0, heartbeat_s=0.2)),
     )

@@ -64,25 +64,19 @@ def with_averages(rank: int, size: int, place: Path) -> None:
         if network is model:  # an optimizer may be there before the pipeline
             pipe = mosaic.pipeline(model, ragged()[0], trial=False, options=options())
         average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(0.8))
-        by_hand = [one.detach().clone() for one in network.parameters()]
-        loops.append((network, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), average, by_hand))
+        loops.append((network, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), average))
     for _ in range(3):
         for step in ragged():  # two of them before the optimizer's
             pipe.step(step)
             plain_losses(plain, step)
-        for network, optimizer, rates, average, by_hand in loops:
+        for network, optimizer, rates, average in loops:
             optimizer.step()
             optimizer.zero_grad()
             rates.step()
             average.update_parameters(network)
             optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-            with torch.no_grad():
-                for kept, one in zip(by_hand, network.parameters(), strict=True):
-                    kept.lerp_(one, 0.2)
     assert loops[0][2].get_last_lr() == loops[1][2].get_last_lr()
     check_alike(loops[0][3].module, loops[1][3].module)
-    for own, other in zip(loops[0][4], loops[1][4], strict=True):
-        assert own.is_meta or torch.allclose(own, other, rtol=1e-9)
     with pytest.raises(ModuleContractError, match=r"pickle\(\) needs values of .*pipe.save"):
         torch.save(model.state_dict(), io.BytesIO())
     with pytest.raises(ModuleContractError, match=r"needs values of .* on rank.*pipe.evaluate"):
@@ -92,7 +86,8 @@ def with_averages(rank: int, size: int, place: Path) -> None:
     pipe.remove()
     assert not any(one.is_meta for one in model.state_dict().values())
     check_alike(model, plain)
-    check_alike_losses(model, plain)
+    one = ragged()[0][0]
+    assert torch.allclose(model(**one).loss, plain(**one).loss, rtol=1e-9)
 
 
 def with_little_memory(rank: int, size: int, place: Path) -> None:
@@ -135,11 +130,6 @@ def with_little_memory(rank: int, size: int, place: Path) -> None:
     for name in ("selective", "offload"):
         dist.all_gather_object(everywhere, used[name])
         assert sum(everywhere), name
-
-
-def check_alike_losses(model: nn.Module, plain: nn.Module) -> None:
-    one = ragged()[0][0]
-    assert torch.allclose(model(**one).loss, plain(**one).loss, rtol=1e-9)
 
 
 def evaluated(rank: int, size: int, place: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from executor_cases import no_caption
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -125,12 +126,8 @@ def an_error_of_one(rank: int, size: int, place: Path) -> None:
     pipe, model, _ = begun(llama)
     pipe.step(words(0))
     if rank == 1:
-        model.model.layers[1].mlp.register_forward_pre_hook(no_caption)
+        model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: no_caption())
     pipe.step(words(1))
-
-
-def no_caption(*_: object) -> None:
-    raise ValueError("no such caption")
 
 
 on_two_ranks = in_turn(of_two, refused)
