@@ -97,7 +97,7 @@ def reading(rank: int) -> None:
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert len(optimizer.state) == sum(1 for each in model.parameters() if not each.is_meta)
     again = told(lambda: mosaic.colocate(nn.Sequential(model), x), UnsupportedModelError)
-    assert "'0' is colocated already; remove() the handle that has it" in again
+    assert "0 is colocated already; remove() the handle that has it" in again
     for each in early:
         assert "make an optimizer that steps each parameter by itself" in told(lambda each=each: each.step(lambda: 0.0))
     loss_of(model, x).backward()  # the ranks are in step
