@@ -35,7 +35,7 @@ _MAX_BYTES = 1 << 16  # a larger buffer is not copied before each call of the mo
 _LEFT_ALONE = sys.stdlib_module_names | {"torch", "numpy", "mosaic"}
 _SETTINGS, _MAX_SETTINGS = (*PLAIN_TYPES, tuple, list, set, dict), 1000
 _NO_DATA = (type, ModuleType, BuiltinFunctionType, nn.Module)
-_OF_ALL = {"setstate", "set_state", "set_rng_state", "fork_rng", "seed", "redirect_stdout", "redirect_stderr"}
+_OF_ALL = {"setstate", "set_state", "set_rng_state", "fork_rng", "seed", "set_printoptions", "redirect_stdout"}
 _OF_THREADS = Obstacle(
     "it holds a lock, which its caller may wait with, or a threading.local, whose values a lane's thread does not have",
     remedy="take the lock around the model's call; use a contextvars.ContextVar or an argument",
