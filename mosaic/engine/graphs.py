@@ -571,7 +571,7 @@ class _CaptureWatch(TorchDispatchMode):
 
     def _reason(self, func: Any, args: Any, kwargs: Any) -> str | None:
         if any(tag in func.tags for tag in _READS_BACK):
-            return f"it needs a value back from the device in the middle ({func})"
+            return f"it synchronizes with the device ({func})"
         if saved_tensor_hooks() != self._hooks:
             return "it uses activation checkpointing or other hooks on saved tensors"
         if kwargs.get("generator") is not None:

@@ -112,7 +112,7 @@ class Handle(Checkpointer):
             lines.extend(self._trial.report.sentences)
         lines.extend(self._session.notes)
         if self._reasons:
-            times = f", {len(self._reasons)} times by now" if len(self._reasons) > 1 else ""
+            times = f", {len(self._reasons)} times so far" if len(self._reasons) > 1 else ""
             lines.append(f"planned anew{times}: {self._reasons[-1]}")
         return "\n".join(lines)
 
@@ -212,7 +212,7 @@ class Handle(Checkpointer):
             MosaicError: As ``mosaic.colocate``.
         """
         if not reason.strip():
-            raise ValueError(f"reason={reason!r} says nothing; say why the model is planned anew")
+            raise ValueError(f"reason={reason!r} is empty; pass the reason for planning again")
         before = self._session.request
         request = replace(
             before,
@@ -227,7 +227,7 @@ class Handle(Checkpointer):
 
     def _replan(self, request: Request) -> None:
         if self._is_over:
-            raise ModuleContractError("replan() after remove(): this handle is done; call mosaic.colocate again")
+            raise ModuleContractError("replan() after remove(); call mosaic.colocate again")
         if not self._attachment.enabled:
             raise ModuleContractError("replan() inside of handle.disabled(); leave that block before")
         if self._attachment.is_busy or torch._C._current_graph_task_id() != -1 or on_lane():

@@ -190,7 +190,7 @@ class Session:
             except ModuleFailedError as error:
                 if self.request.modules is not None:
                     raise
-                self._failed[error.module] = Obstacle(f"it raised {error.raised} when its arguments alone were there")
+                self._failed[error.module] = Obstacle(f"called alone, with its arguments, it raised {error.raised}")
                 try:
                     self.find()
                 except UnsupportedModelError:  # nothing is left to place
@@ -350,7 +350,7 @@ def refuse(model: nn.Module, backend: Backend) -> None:
     for name, parameter in model.named_parameters():
         if parameter.device != wanted:
             raise BackendUnavailableError(
-                f"parameter {name!r} is on {parameter.device}, where the {backend.name} backend does not run",
+                f"parameter {name!r} is on {parameter.device}, which the {backend.name} backend does not support",
                 found=str(parameter.device),
                 needed=str(wanted),
             )

@@ -100,7 +100,7 @@ class Trial:
         turns, decision = self._turns, self.decision
         if self._phase == "waiting" and self._number == 1:
             when = "once another model's trial has ended" if self._under_way else "in the next steps of an optimizer"
-            head = f"trial: not begun; {len(self._candidates)} plans will be tried {when}"
+            head = f"trial: not started; {len(self._candidates)} plans will be tried {when}"
             excluded = (f"not tried {each.name}: {each.exclusion}" for each in turns.candidates if each.exclusion)
             return TrialReport(sentences=(head, *excluded), metrics=turns.report("", None).metrics)
         which = f"trial {self._number} ({self._why})" if self._number > 1 else "trial"
@@ -185,7 +185,7 @@ class Trial:
         if self._num_busy == _MAX_BUSY and self._visit.candidate:
             self._give_up("a backward is pending at every step")
         elif self._num_busy == _MAX_BUSY:
-            self._decide(Decision(winner=0, reason="a backward is pending at every step, so nothing can be switched"))
+            self._decide(Decision(winner=0, reason="a backward is pending at every step, so plans cannot be switched"))
 
     def _end_visit(self) -> None:
         self._num_busy, self._is_leaving = 0, False

@@ -71,7 +71,7 @@ def preserved(model: nn.Module, sample: Any = None, *, alone: Sequence[Any] = ()
             raise
         if failures:
             raise UnsupportedModelError(
-                f"running the model changed what cannot be restored: {'; '.join(failures)}; load the model's weights "
+                f"running the model changed state that cannot be restored: {'; '.join(failures)}; load the weights "
                 "again, and leave the module that writes them where it is called (exclude=...)"
             )
 

@@ -98,7 +98,7 @@ def attach(module: nn.Module, intercept: Interceptor, reach: Callable[[], object
     """
     plain: Any = type(module)
     if issubclass(plain, _Attached):
-        raise ValueError(f"this {plain.__name__} is colocated already; remove() the first handle before")
+        raise ValueError(f"this {plain.__name__} is already colocated; call remove() of its handle first")
     kind: Any = type(plain)
 
     def set_on_plain(cls: type, name: str, value: Any) -> None:  # such as a counter of all instances

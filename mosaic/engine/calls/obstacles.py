@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_NOTHING = "nothing; it runs where it is called"
+_NOTHING = "none; it runs in place"
 
 
 class Obstacle(str):

@@ -29,7 +29,7 @@ _KEEPS_GRAPH = Obstacle(
     "a tensor made inside of it is kept after its call, by a hook, a list or an attribute",
     remedy="return it, keep tensor.detach(), or leave the module out: colocate(..., exclude=[...])",
 )
-_READS_BETWEEN = Obstacle("it reads what was made between modules, other than as an argument", remedy=_PASS)
+_READS_BETWEEN = Obstacle("it reads a tensor created between modules that is not an argument", remedy=_PASS)
 _READS_DATA = Obstacle("its arguments are reached through .data before it is called", remedy=_PASS)
 _WRITES_ARGUMENTS = Obstacle("it writes into its arguments", remedy="let it write to a copy")
 _BUFFERS_ARE_USED = Obstacle("its buffers are used outside of it while the model runs", remedy=_PASS)

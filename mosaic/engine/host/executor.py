@@ -453,7 +453,7 @@ def _unplanned(site: PlacedModule, arguments: Arguments, state: ModuleState, sig
     if planned is None or planned == shapes:
         return None
     kind = "shapes" if [shape for shape, _ in planned] != [shape for shape, _ in shapes] else "dtypes"
-    return f"its inputs have other {kind} than the plan was made for; let the sample run as the loop's batches do"
+    return f"its inputs have other {kind} than planned; use a sample like the loop's batches"
 
 
 def _kind(arguments: Arguments, state: ModuleState) -> Hashable:

@@ -101,7 +101,7 @@ def test_a_module_that_runs_only_with_what_its_parent_sets_is_left_out_unless_it
         mosaic.colocate(model, pair_batch(), modules=["middle", "left"], options=options)
     handle = mosaic.colocate(model, pair_batch(), options=options)
     assert handle.graph.names == ("left", "right")
-    assert "not placed: middle: it raised AttributeError" in handle.describe()
+    assert "not placed: middle: called alone, with its arguments, it raised AttributeError" in handle.describe()
 
 
 def test_modules_that_take_or_return_nested_tensors_are_left_out():
