@@ -104,7 +104,7 @@ class Watch:
 def explained(recipe: Recipe) -> Iterator[str]:
     """Yields the reasons for which calls of a recipe's loop may run in place."""
     if recipe.autocast:  # the sample runs without
-        yield "its inputs have other dtypes than the plan was made for"
+        yield "its inputs have other dtypes than planned"
         yield "it uses a weight several times, in an autocast that may end before its lane does"
     if recipe.forwards == 1:
         return

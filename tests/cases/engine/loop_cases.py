@@ -251,7 +251,7 @@ LOOPS = {
         on_lanes=False,
     ),
     "forwards of several shapes": LoopCase(
-        make=normed, loop=several(3, rows=(6, 4)), host="other shapes than the plan was made for"
+        make=normed, loop=several(3, rows=(6, 4)), host="other shapes than planned"
     ),
     "a second backward": LoopCase(loop=going_backward_twice),
     "views without gradients": LoopCase(make=lambda: Glued(matched), loop=with_inputs, host=ON_LANES),

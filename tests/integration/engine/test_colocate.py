@@ -48,7 +48,7 @@ def test_other_shapes_than_profiled_run_in_place_and_are_said_once(
                 assert torch.allclose(got, model(*pair_batch(step, rows=4)), atol=1e-5)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
-    assert all("runs in place" in line and "other shapes than the plan was made for" in line for line in said)
+    assert all("runs in place" in line and "other shapes than planned" in line for line in said)
     assert "3 calls of left ran in place" in handle.describe()
     assert handle.metrics()["calls_in_place"] == 6
 

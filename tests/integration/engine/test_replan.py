@@ -113,7 +113,7 @@ def refused_in_a_step(model: Encoders, handle: mosaic.Handle) -> None:
 
 
 def refused_without_a_reason(model: Encoders, handle: mosaic.Handle) -> None:
-    with pytest.raises(ValueError, match="say why the model is planned anew"):
+    with pytest.raises(ValueError, match="pass the reason for planning again"):
         handle.replan(reason=" ")
 
 

@@ -174,8 +174,8 @@ def counts(module: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 REFUSED: dict[str, tuple[Callable[[Any, torch.Tensor], Any], str]] = {
-    "a value": (lambda _, h: h if float(h.detach().sum()) < 1e9 else -h, "needs a value back"),
-    "a shape by values": (lambda _, h: h[h.detach() > 0], "needs a value back"),
+    "a value": (lambda _, h: h if float(h.detach().sum()) < 1e9 else -h, "synchronizes with the device"),
+    "a shape by values": (lambda _, h: h[h.detach() > 0], "synchronizes with the device"),
     "a generator": (lambda m, h: h + torch.rand(16, generator=m.generator), "a generator of its own"),
     "Python's numbers": (lambda _, h: h * random.random(), "Python's or numpy's"),
     "another tensor": (lambda _, h: h * OTHER, "neither an argument nor its module's own"),
