@@ -250,9 +250,7 @@ LOOPS = {
         host="it uses a parameter several times",
         on_lanes=False,
     ),
-    "forwards of several shapes": LoopCase(
-        make=normed, loop=several(3, rows=(6, 4)), host="other shapes than planned"
-    ),
+    "forwards of several shapes": LoopCase(make=normed, loop=several(3, rows=(6, 4)), host="other shapes than planned"),
     "a second backward": LoopCase(loop=going_backward_twice),
     "views without gradients": LoopCase(make=lambda: Glued(matched), loop=with_inputs, host=ON_LANES),
     "evaluation between steps": LoopCase(make=dropping, loop=evaluating, host="inference mode is active"),

@@ -60,7 +60,7 @@ def test_such_a_model_trains_as_the_plain_one_does(name: str):
 def test_a_model_that_cannot_be_colocated_is_refused_with_the_line():
     (elsewhere,) = report_of("Elsewhere").findings[:1]
     assert elsewhere.severity == "error"
-    assert "parameter 'right.layers.0.weight' is on meta, which the host backend does not support" in elsewhere.description
+    assert "is on meta, which the host backend does not support" in elsewhere.description
     (refusing,) = report_of("Refusing").findings
     assert "ValueError: no such modality" in refusing.description
     assert line_of("Refusing") in refusing.description
