@@ -113,7 +113,7 @@ def teacher() -> Model:
 
 RIGHT = (lambda: Model(an_attribute), teacher, lambda: Model(nothing, Counts))
 REFUSED: dict[str, Callable[[], nn.Module]] = {
-    "other than as an argument": lambda: Model(a_result),
+    "that is not an argument": lambda: Model(a_result),
     "it writes into its arguments": lambda: Model(nothing, Writes),
     "is kept after its call": hooked,
 }
