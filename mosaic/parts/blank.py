@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,6 +17,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from mosaic.cost.counting.count import quiet_fake_tensors
 from mosaic.cost.counting.operators import kind_of
 from mosaic.cost.counts import OperatorKind
 from mosaic.errors import UnsplittableError, said_by
@@ -263,7 +263,7 @@ class BlankResults:
         before, arguments = random_state(self._device), call.flat()[0]
         if id(call.module) not in self.by_values:
             try:
-                with _quiet_fake_tensors():
+                with quiet_fake_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
                     result = _recorded(call, list(map(self._empty, arguments)), self._empty)
             except UnsplittableError:
                 raise
@@ -328,19 +328,6 @@ def _recorded(call: ModuleCall, arguments: list[Any], weight: Callable[..., torc
         may_select=not seen.writes_kept and not any(_memory(leaf) in seen.kept for leaf in leaves),
         passed=tuple(memory.get(_memory(leaf)) if isinstance(leaf, torch.Tensor) else None for leaf in leaves),
     )
-
-
-@contextmanager
-def _quiet_fake_tensors() -> Iterator[None]:
-    """Computes shapes alone, and silences torch's log of operators that fail without data."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before = log.disabled
-    log.disabled = True
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            yield
-    finally:
-        log.disabled = before
 
 
 @contextmanager

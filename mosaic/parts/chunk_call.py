@@ -122,7 +122,7 @@ class ChunkCall:
         site, call = self.split.sites[index], ModuleCall(patch.module, patch.forward, args, kwargs)
         if self.draws == "all":
             self.blank.draw(call)
-        if site.is_layer and site.keeps_shape and index not in self.split.sites_with_further_values:
+        if site.is_layer and site.keeps_shape:
             leaves, tree = list(site.form[0]), site.form[1]
             leaves[0] = self.blank.in_precision_of(site.module, call)
         else:

@@ -39,7 +39,7 @@ class Site:
     parameters: frozenset[str] = frozenset()
     """Parameters that it reads, and those that operations before it read; by their first names in the model."""
     keeps_shape: bool = False
-    """True if its first result has its first input's shape and dtype."""
+    """True if it returns one tensor, with its first input's shape and dtype."""
     in_place: bool = False
     """True if it writes its first result into its first input."""
     refills: int | None = None
@@ -121,11 +121,6 @@ class ModelSplit:
             for value in site.needs:
                 consumers.setdefault(value, []).append((site.module, site.layer))
         return dict(sorted(consumers.items()))
-
-    @cached_property
-    def sites_with_further_values(self) -> frozenset[int]:
-        """Sites of whose results others need more than the first tensor."""
-        return frozenset(value.site for value in self._consumers if value.leaf)
 
     @cached_property
     def sent_sites(self) -> frozenset[int]:

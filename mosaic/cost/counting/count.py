@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -34,6 +34,18 @@ class _Results(NamedTuple):
     """First dimensions."""
     num_bytes: int
     gradient_bytes: int
+
+
+@contextmanager
+def quiet_fake_tensors() -> Iterator[None]:
+    """Silences torch's log of operators that fail without data."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def count_module(
@@ -93,7 +105,7 @@ def count_module(
         repeated = nullcontext() if with_data else RepeatedLayers(recorder, counts, (target, autocast)).replaced(fake)
         tally = Tally((*fake.parameters(), *fake.buffers()))
         recorder.tallies.append(tally)
-        with torch.device("meta") if on_meta else fake_mode or nullcontext(), repeated:
+        with torch.device("meta") if on_meta else fake_mode or nullcontext(), repeated, quiet_fake_tensors():
             results = _run(fake, fake_args, fake_kwargs, recorder, functions, settings or nullcontext)
         return fake, tally, results
 

@@ -215,19 +215,26 @@ def _names(paths: list[str]) -> dict[str, str]:
 def _assign_owners(calls: Sequence[_Call], chains: Mapping[str, Modules]) -> tuple[list[Owner], list[str]]:
     """Returns the owner of each call, and the lists in topological order, otherwise in the order of calls.
 
-    A site that reads one list runs with the last layer called before; others wait for the call that needs them. The
-    model ends, with those that still wait, in the list that was called last and feeds no other.
+    A site that reads one list, and no input of others through sites that wait, runs with the last layer called before;
+    others wait for the call that needs them. The model ends, with those that still wait, in the list that was called
+    last and feeds no other.
     """
     layers = {name: (path, index) for path, each in chains.items() for index, name in enumerate(each)}
     owners: dict[int, Owner] = {}
     reads: dict[int, set[str]] = {}
     latest: dict[str, Owner] = {}
+    inputs: list[set[str]] = []  # of each site and of those before it that wait
+    taken: defaultdict[str, set[str]] = defaultdict(set)  # by the sites of each list
     for site, call in enumerate(calls[:-1]):
+        foreign = set[str]().union(*(inputs[value.site] for value in call.values if value.site not in owners))
+        inputs.append(foreign | sources(call.labels, "input"))
         reads[site] = set().union(*({owners[v.site][0]} if v.site in owners else reads[v.site] for v in call.values))
-        last_owner = latest[min(reads[site])] if len(reads[site]) == 1 else None
+        own = min(reads[site]) if len(reads[site]) == 1 else None
+        last_owner = None if own is None or foreign - taken[own] else latest[own]
         if (owner := layers.get(call.site.path, last_owner)) is None:
             continue
         latest[owner[0]] = owner
+        taken[owner[0]] |= inputs[site]
         waiting = [site]
         while waiting:
             owners[waiting[-1]] = owner
@@ -337,7 +344,11 @@ class _Dataflow(Tracer[Labels]):
 
     def end(self, operation: Operation, labels: Labels) -> Labels:
         here, tags = self._here, getattr(operation.operator, "tags", ())
-        makes_rows = torch.Tag.dynamic_output_shape in tags
+        is_mask = operation.name in ("index", "masked_select")
+        rows = tensors_in(operation.args[1:] if is_mask else operation.args)
+        if is_mask:  # numbers of rows as indices choose no number of rows
+            rows = [tensor for tensor in rows if tensor.dtype in (torch.bool, torch.uint8)]
+        makes_rows = torch.Tag.dynamic_output_shape in tags and bool(rows)
         self._read(labels, numbers_of=[] if operation.results else operation.inputs)
         if here is not None or sources(labels, "value"):
             BlankResults.refuse_draws_by_value(operation.name, caller() if here is None else here.site.path)
@@ -347,8 +358,6 @@ class _Dataflow(Tracer[Labels]):
                 self._kept |= dict.fromkeys(map(self.memory, operation.created), here)
             return labels | {("inside", here)}
         if makes_rows and operation.name != "_ctc_loss":  # its loss has a row for each row
-            is_mask = operation.name in ("index", "masked_select")
-            rows = [t for t in tensors_in(operation.args) if not is_mask or t.dtype in (torch.bool, torch.uint8)]
             if any(kind in ("value", "random") for kind, _ in self.labels(rows)):
                 self._rows = caller()
             self.shaping_inputs |= sources(self.labels(rows), "input")
@@ -477,7 +486,7 @@ class _Dataflow(Tracer[Labels]):
             alike = (first.shape, first.dtype) == (hidden.shape, hidden.dtype)
             in_place = alike and call.site.has_effects and self.memory(first) == self.memory(hidden)
         form = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree
-        call.site = replace(call.site, form=form, keeps_shape=alike, in_place=in_place)
+        call.site = replace(call.site, form=form, keeps_shape=alike and len(tensors) == 1, in_place=in_place)
 
 
 def _kept_inside(path: str, reader: str) -> UnsplittableError:

@@ -153,13 +153,16 @@ def test_counting_leaves_everything_as_it_was():
     assert torch.backends.mkldnn.is_available() == torch._C._get_mkldnn_enabled()
 
 
-def test_a_module_that_looks_at_values_is_refused_with_the_operator():
+def test_a_module_that_looks_at_values_is_refused_with_the_operator(caplog):
     class Looks(nn.Module):
         def forward(self, x):
             return x[x > 0]
 
     with pytest.raises(UnsupportedModelError, match=r"Looks cannot be counted.*aten\.nonzero.*profile it"):
         count_module(Looks(), (torch.randn(3),))
+    with pytest.raises(UnsupportedModelError, match="Linear cannot be counted"):
+        count_module(nn.Linear(4, 4), (torch.randn(2, 3),))
+    assert not caplog.records  # torch logs what fails without data
 
 
 def test_each_degree_is_counted_at_its_part_of_the_batch():

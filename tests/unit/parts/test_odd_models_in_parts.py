@@ -159,15 +159,18 @@ def nested(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @module(norm=lambda: nn.LayerNorm(4), linear=linear)
-def normed_layer(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return x + self.linear(self.norm(x))
+def normed_layer(self: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x + self.linear(self.norm(x)), (x > 0).sum(0)
 
 
 @module(layers=lambda: layers(3, normed_layer))
 def reused(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Calls a module of its first layer at the end, too."""
+    """Calls a module of its first layer at the end, too, and stacks layers' counts, which the loss does not read."""
+    counts = []
     for layer in self.layers:
-        x = layer(x)
+        x, count = layer(x)
+        counts.append(count)
+    self.counts = torch.stack(counts)
     return self.layers[0].norm(x)
 
 
@@ -201,7 +204,7 @@ def masked(decides: bool) -> Make:
     """Layers that read a mask which a module makes; with ``decides`` only if there is something to mask."""
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        mask = self.gate(x) > -100
+        mask = (self.gate(x) > -100)[torch.arange(len(x))]
         if decides and bool(mask.all()):
             mask = torch.ones_like(mask)
         for layer in self.layers:
@@ -252,10 +255,11 @@ def test_a_number_that_python_reads_behind_all_modules_reaches_the_output():
 
 
 def test_a_module_that_reads_several_lists_runs_where_it_is_needed():
-    @module(a=lambda: layers(2), b=lambda: layers(2), join=linear, fuse=linear)
+    @module(a=lambda: layers(2), b=lambda: layers(2), embed=linear, look=linear, join=linear, fuse=linear)
     def fused(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         for layer in self.a:
             x = layer(x)
+        y = self.look(self.embed(y) + x)  # reads one list, and another's input
         for index, layer in enumerate(self.b):
             y = layer(y if index == 0 else self.fuse(self.join(x) + y) + y)
         return x + y
@@ -263,10 +267,8 @@ def test_a_module_that_reads_several_lists_runs_where_it_is_needed():
     model, kwargs = fused(), {"x": torch.randn(2, 4), "y": torch.randn(2, 4)}
     split = find_split(model, kwargs)
     assert split.feeds == (("a", "b"),)
-    assert [(s.path, s.module, s.layer) for s in split.sites if s.path in ("join", "fuse")] == [
-        ("join", "a", 1),
-        ("fuse", "b", 1),
-    ]
+    own = {site.path: (site.module, site.layer) for site in split.sites}
+    assert (own["look"], own["join"], own["fuse"]) == (("b", 0), ("a", 1), ("b", 1))
     check_cut(case_of(lambda: model), model, split, ("a[0:1/2]", "a[1:2/2]", "b[0:1/2]", "b[1:2/2]"), kwargs)
 
 
