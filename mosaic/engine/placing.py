@@ -31,7 +31,6 @@ class SpanLog:
             self._spans.append((start_ms, end_ms, module, phase, slots, step))
 
     def spans(self) -> tuple[Span, ...]:
-        """Returns what ran, by start."""
         return tuple(
             Span(module=module, phase=phase, slots=slots, step=step, start_ms=start_ms, end_ms=end_ms)
             for start_ms, end_ms, module, phase, slots, step in sorted(self._spans, key=lambda span: span[0])

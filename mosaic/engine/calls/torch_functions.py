@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mosaic.find.structure import tensors_in
+from mosaic.find.structure import tensors_in, version_of
 from mosaic.find.trace import name_of
 
 
@@ -38,7 +38,7 @@ _VALUES = _words(
     numpy tolist item __array__ __array_wrap__ data_ptr untyped_storage storage _typed_storage __dlpack__
     __dlpack_device__ __repr__ __str__ __format__ __bool__ __int__ __float__ __index__ __complex__ is_nonzero
     __contains__ backward __reduce_ex__ __deepcopy__ pin_memory is_shared share_memory_ __dir__ set_ detach_
-    __get__:__cuda_array_interface__
+    __get__:__cuda_array_interface__ cpu grad
     """
 )
 """Needs values or memory, or changes what memory a tensor stands for."""
@@ -58,8 +58,6 @@ _FOLLOWS = _words(
 Each runs on the lane as a whole, on real tensors. A function that is not listed waits for its inputs and runs where it
 is called.
 """
-_VALUES_OF_DEVICE = _words("cpu grad")
-"""The same for a tensor that a device's stream is computing."""
 _IN_PLACE = _words(
     """
     __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __imatmul__ __iand__ __ior__ __ixor__
@@ -110,7 +108,8 @@ class TorchFunction:
 
         A tensor among indices may select any number of elements.
         """
-        return self.listed and not (self.name == "__getitem__" and tensors_in(args[1:]))
+        selects = self.name == "__getitem__" and tensors_in(args[1:])
+        return self.listed and not selects and not any(map(may_change, tensors_in((args, kwargs))))
 
     def moves_elsewhere(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> bool:
         """Returns True if a call may copy to another device, which the host could take for work of its own stream."""
@@ -126,7 +125,7 @@ def look_up(func: Callable[..., Any]) -> TorchFunction:
         name=name,
         reads=name in _READS,
         sets=sets,
-        value=name in _VALUES or name in _VALUES_OF_DEVICE or (name.startswith("__set__") and not sets),
+        value=name in _VALUES or (name.startswith("__set__") and not sets),
         listed=name in _FOLLOWS,
         writes=writes,
         writes_any=writes_any,
@@ -136,6 +135,11 @@ def look_up(func: Callable[..., Any]) -> TorchFunction:
         is_pure=name in _FOLLOWS and not may_write and name not in _MOVES,
         moves=name in _MOVES,
     )
+
+
+def may_change(tensor: torch.Tensor) -> bool:
+    """Returns True for what was written to before, as buffers are, and may be again while a lane reads it."""
+    return type(tensor) is torch.Tensor and not tensor.requires_grad and bool(version_of(tensor))
 
 
 def _is_elsewhere(value: Any, device: torch.device) -> bool:

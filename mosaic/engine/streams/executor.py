@@ -93,13 +93,13 @@ class StreamExecutor(Executor):
         if self._barrier is not None and lane not in self._waited:
             self._barrier.wait(lane.stream)
             self._waited.add(lane)
-        order, held, model_call = self.orders.of(lane), self._held_by(site), self.orders.call
+        order, held = self.orders.of(lane), self._held_by(site)
         call = _Call(order, site.name)
         args = map_tensors(call.take, args)
         kwargs = map_tensors(call.take, kwargs) if kwargs else kwargs
         plains, who = call.plains, repr(site.name)
         order.check_held(held, who)
-        order.enter(ready=model_call is not None and all(map(model_call.had, plains)) and held.was_there())
+        order.enter(ready=self.orders.had(plains) and held.was_there())
         order.seal()
         before = versions_of(call.inputs)
         is_recorded = timeline is not None and timeline.is_recording
@@ -406,9 +406,8 @@ class _Backward:
                     self._target = lane.libraries.begin_backward(lane.num_sms)
 
     def end(self) -> None:
-        if self._start is not None:
-            if self._shown is not None:
-                self._shown.close()
+        if self._start is not None and self._shown is not None:
+            self._shown.close()
             end = self._timeline.mark().event
             self._timeline.note(self.site, "backward", self._start, end, step=self._step)
             self._start = None

@@ -21,7 +21,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -246,6 +245,10 @@ class Orders:
             order = self._lanes[lane.slots] = LaneOrder(lane, self)
         return order
 
+    def had(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Returns True in a call of the model that had all tensors as arguments, as they are."""
+        return self.call is not None and all(map(self.call.had, tensors))
+
     def claim(self) -> bool:
         """Takes the lanes for the calling thread; False if another has lanes, whose streams and memory may be these."""
         here = threading.current_thread()
@@ -322,11 +325,9 @@ class HeldState:
         return self.holds_the_same() and not self.is_reached and self._began == self._marks()
 
     def note_call(self) -> None:
-        """Notes the state behind a call of the module, which includes the call's own writes."""
         self._after = self._marks()
 
     def is_as_left(self) -> bool:
-        """Returns True if it was not written to since the module's last call."""
         return bool(self._after == self._marks())
 
     def holds_the_same(self) -> bool:
@@ -339,9 +340,6 @@ class HeldState:
     def _marks(self) -> list[Any]:
         tensors = self.held.tensors
         try:
-            return [*map(_version, tensors), *map(torch.Tensor.data_ptr, tensors)]
+            return [*[tensor._version for tensor in tensors], *map(torch.Tensor.data_ptr, tensors)]
         except RuntimeError:  # one is of inference mode, or has no memory of its own
             return [*map(version_of, tensors), *map(memory_of, tensors)]
-
-
-_version = attrgetter("_version")

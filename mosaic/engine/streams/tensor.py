@@ -25,7 +25,7 @@ from torch import nn
 from torch._C._dynamo import eval_frame as dynamo
 
 from mosaic.engine.calls.thread_state import on_user_stream, without_cast_cache
-from mosaic.engine.calls.torch_functions import TorchFunction, attributes_of, look_up
+from mosaic.engine.calls.torch_functions import TorchFunction, attributes_of, look_up, may_change
 from mosaic.engine.streams.order import LaneOrder, Orders, Point
 from mosaic.errors import ModuleContractError
 from mosaic.find.structure import map_tensors, tensors_in, versions_of
@@ -78,7 +78,6 @@ class StreamTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Decides between following the lane and joining it."""
         does = look_up(func)
         if does.is_pure and args and type(args[0]) is StreamTensor:
             others, order = (*args[1:], *kwargs.values()) if kwargs else args[1:], args[0]._point.order
@@ -104,7 +103,7 @@ class StreamTensor(torch.Tensor):
         values: dict[int, torch.Tensor] = {}
         for shell in shells:
             shell.order_before(here)
-            values[id(shell)] = shell._plain.detach()
+            values[id(shell)] = shell._plain if func._opname == "set_" else shell._plain.detach()
 
         def value(tensor: torch.Tensor) -> torch.Tensor:
             return values.get(id(tensor), tensor)
@@ -136,6 +135,7 @@ def _run(func: Any, does: TorchFunction, args: Any, kwargs: Any) -> Any:
         or (written and {*map(type, written)} != {StreamTensor})
         or not on_user_stream()
         or (does.moves and does.moves_elsewhere(args, kwargs, order.device))
+        or (any(map(may_change, others)) and not does.statistics and not order.home.had(others))
     ):
         return _run_joined(partial(func, *plain_args, **plain_kwargs), shells, written)
     return _run_checked(partial(func, *plain_args, **plain_kwargs), does, shells, others, bool(written))
@@ -168,7 +168,7 @@ def _run_checked(
     """Runs on the lane of its arguments what has other tensors, too, or may write."""
     order, num_shells = shells[0].order, len(shells)
     home = order.home
-    order.enter(ready=home.call is not None and all(map(home.call.had, others)))
+    order.enter(ready=home.had(others))
     if writes:
         order.hold_back_writer(order.stream)
     tensors = [*(shell._plain for shell in shells), *others]

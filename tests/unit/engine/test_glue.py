@@ -180,6 +180,8 @@ CASES: list[Case] = [
     lambda a, b: (torch.tensor([a[2:].storage_offset(), b[:, 3:].storage_offset()]),),
     lambda a, b: (a.narrow(0, 0, torch.tensor(3)) * 2, b[:1].repeat(torch.tensor(2), 1).shape[0] * a),
     lambda a, b: (functional.embedding(a.argmax(1), torch.ones(16, 3)), torch.ones(16, 3)[a.argmax(1)], a.to(b)),
+    lambda a, b: (center := torch.zeros(16).add_(1), a - center, center.mul_(2), b + center)[1::2],
+    lambda a, b: torch.zeros_like(a).set_((b * 2).detach()),
 ]
 
 
