@@ -134,7 +134,7 @@ class Objects:
                 self._queue.append((value, depth))
 
     def _visit(self, value: Any, depth: int) -> None:
-        package = type(value).__module__.partition(".")[0]
+        package = None if hasattr(type(value), "load_state_dict") else type(value).__module__.partition(".")[0]
         if isinstance(value, torch.Tensor):
             self.tensors.append(value)
             if is_traceable_wrapper_subclass(value):

@@ -115,7 +115,7 @@ class Features:
         self.found.append(result)
 
 
-def test_what_hooks_collect_is_as_it_was():
+def test_what_hooks_and_optimizers_of_a_module_keep_is_as_it_was():
     model, features, enclosed = nn.Linear(2, 2), Features(), {}
 
     def hook(module: nn.Module, given: Any, result: torch.Tensor) -> None:
@@ -123,8 +123,11 @@ def test_what_hooks_collect_is_as_it_was():
 
     model.register_forward_hook(partial(features.hook, 3))
     model.register_forward_hook(hook)
+    model.optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with preserved(model):
-        model(torch.randn(3, 2))
+        model(torch.randn(3, 2)).sum().backward()
+        model.optimizer.step()
         assert features.found
     assert features.found == []
+    assert not model.optimizer.state
     assert enclosed == {}
