@@ -108,8 +108,6 @@ class Executor(ABC):
 
 
 class PlacedPlan:
-    """The lanes of one plan and the sites of its modules."""
-
     def __init__(self, plan: Plan, finding: Finding, executor: Executor) -> None:
         self.plan = plan
         self.executor = executor

@@ -124,7 +124,6 @@ def attach(module: nn.Module, intercept: Interceptor, reach: Callable[[], object
 
 
 def detach(module: nn.Module) -> None:
-    """Restores a module's plain class."""
     if "_mosaic_plain" in (names := vars(type(module))):
         _CLASS.__set__(module, names["_mosaic_plain"])
 

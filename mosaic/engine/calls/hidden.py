@@ -146,8 +146,6 @@ def _with_contents(tables: Iterable[Any]) -> tuple[list[dict[str, Any]], list[di
 
 
 class ModuleState(NamedTuple):
-    """A module at one moment."""
-
     parts: Parts
     trained: list[nn.Parameter]
     settings: tuple[Any, ...]
@@ -194,7 +192,6 @@ class Surroundings:
         self._versions = [(t, version_of(t)) for t in (*self.tensors, *self._named.tensors) if id(t) not in own]
 
     def changed(self) -> str | None:
-        """Names something that differs by now, or returns None."""
         if (outside := self.changed_outside()) is not None:
             return outside
         if any(version_of(tensor) != version for tensor, version in self._versions):
@@ -334,7 +331,7 @@ class Rewind:
         self._buffers = [(tensor, tensor.detach().clone()) for tensor in small]
         self._untouched = [*self._arguments.tensors, *parts.parameters, *({*parts.buffers} - {*small})]
         self._versions = versions_of(self._untouched)
-        self._gradients = [(each, each.grad) for each in parts.parameters if each.requires_grad]
+        self._gradients = [(each, each.grad) for each in parts.parameters if each.requires_grad and each.is_leaf]
 
     def undo(self) -> bool:
         """Restores everything; only returns False where arguments, parameters or large buffers were written to."""

@@ -35,3 +35,4 @@ def hides_tensors(verb: str, leaf: object) -> Obstacle:
 SHARED_IS_WRITTEN = Obstacle(
     "one of its results is written to in place, and another tensor has the same memory", remedy="write to a copy"
 )
+IS_COMPILED = Obstacle("one of its results comes to code that torch compiles", remedy="compile it before colocate")

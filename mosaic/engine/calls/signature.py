@@ -74,12 +74,10 @@ class Signature:
 
     @cached_property
     def new_outputs(self) -> tuple[OutputInfo, ...]:
-        """The outputs that are not inputs."""
         return tuple(output for output in self.outputs if output.same_input is None)
 
     @cached_property
     def is_single(self) -> bool:
-        """True if the result is one tensor that it makes."""
         return self.spec == _LEAF and self.leaves == (0,) and self.outputs[0].same_input is None
 
     @cached_property
@@ -88,7 +86,6 @@ class Signature:
 
     @cached_property
     def values(self) -> list[Any]:
-        """The leaves of the result that are no tensors."""
         return [leaf[0] for leaf in self.leaves if isinstance(leaf, tuple)]
 
 
@@ -121,7 +118,6 @@ class Arguments:
         return next((type(leaf).__name__ for leaf in self.leaves if is_opaque(leaf)), None)
 
     def key(self, *of_module: Hashable) -> Hashable:
-        """Returns what two calls must share to be of one kind."""
         ids = list(map(id, self.tensors))
         repeats = tuple(map(ids.index, ids)) if len(set(ids)) < len(ids) else None
         return (self.nesting, tuple(map(leaf_key, self.leaves)), repeats, self.state, of_module)

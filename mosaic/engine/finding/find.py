@@ -280,8 +280,6 @@ class Course(Tracer[int]):
 
 
 class _Part(NamedTuple):
-    """A module that may be placed."""
-
     name: str
     module: nn.Module
     work: float  # its share of the work; that of the parameters where no work was counted

@@ -29,7 +29,7 @@ from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 from mosaic.backends.base import Lane, Lanes, Ticket
 from mosaic.engine.calls.attach import attach, detach, is_attached
 from mosaic.engine.calls.hidden import HOOKED, ModuleState, Surroundings, compiled_code, read_settings
-from mosaic.engine.calls.obstacles import SHARED_IS_WRITTEN, Obstacle
+from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
 from mosaic.engine.calls.ranges import ProfilerRange
 from mosaic.engine.calls.signature import HOOKS_GRADIENTS, Arguments, Signature, learn, learn_function
@@ -393,8 +393,8 @@ class HostExecutor(Executor):
                 tensor._is_shared = arguments.leaves[info.view_of]._is_shared = True
         return result
 
-    def refuse_write(self, tensor: LaneTensor) -> Exception:
-        site, reason = self._called[tensor._site.name], SHARED_IS_WRITTEN
+    def refuse_use(self, tensor: LaneTensor, reason: Obstacle) -> Exception:
+        site = self._called[tensor._site.name]
         return refuse(site, reason, reason.remedy, origin=caller(), without_it=self.without_it)
 
     def add(self, first: LaneTensor, second: LaneTensor) -> LaneTensor:

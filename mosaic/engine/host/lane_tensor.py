@@ -19,9 +19,11 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._C._dynamo import eval_frame as dynamo
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from mosaic.backends.base import Ticket
+from mosaic.engine.calls.obstacles import IS_COMPILED, SHARED_IS_WRITTEN
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.calls.torch_functions import attributes_of, look_up
@@ -109,6 +111,10 @@ class LaneTensor(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Decides between following the lane and joining it."""
         kwargs = kwargs or {}
+        if dynamo.get_eval_frame_callback() is not None:  # torch compiles the caller
+            dynamo.set_eval_frame(None)
+            tensor = next(each for each in tensors_in((args, kwargs)) if isinstance(each, LaneTensor))
+            raise tensor._executor.refuse_use(tensor, IS_COMPILED)
         does = look_up(func)
         if does.reads or (does.sets and isinstance(args[0], LaneTensor)):
             with torch._C.DisableTorchFunctionSubclass():
@@ -133,7 +139,7 @@ class LaneTensor(torch.Tensor):
                 records = torch.is_grad_enabled() or (tensor.requires_grad and not tensor.is_leaf)
                 if tensor._is_shared and records:
                     # Autograd has to see the write in all tensors that have this memory.
-                    raise tensor._executor.refuse_write(tensor)
+                    raise tensor._executor.refuse_use(tensor, SHARED_IS_WRITTEN)
             stands_for = {id(tensor.join()): tensor for tensor in written.values()}
             result = func(*map_tensors(joined, args), **map_tensors(joined, kwargs))
             return stands_for.get(id(result), result)
@@ -163,6 +169,12 @@ class LaneTensor(torch.Tensor):
 
         result = func(*map_tensors(value, args), **map_tensors(value, kwargs))
         return map_tensors(lambda tensor: stands_for.get(id(tensor), tensor), result)
+
+
+# Its lines would come into the graphs of code that torch compiles.
+_decides: Any = LaneTensor.__torch_function__.__func__  # type: ignore[attr-defined]
+_decides._torchdynamo_disable, _SKIP = True, dynamo._FrameAction.SKIP
+dynamo.set_code_exec_strategy(_decides.__code__, dynamo._FrameExecStrategy(_SKIP, dynamo._FrameAction.DEFAULT))
 
 
 class _Join(torch.autograd.Function):

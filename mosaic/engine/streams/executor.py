@@ -35,8 +35,6 @@ _ALL_RECORDED, _EACH_RECORDED = 100, 10
 
 
 class StreamExecutor(Executor):
-    """The lanes of one plan on streams of one device."""
-
     lanes: StreamLanes
     log: StreamTimeline
 

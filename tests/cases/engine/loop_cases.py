@@ -284,6 +284,9 @@ LOOPS = {
     "anomaly detection": LoopCase(
         loop=inside(partial(torch.autograd.set_detect_anomaly, True)), host="anomaly detection is on"
     ),
+    "the CPU as default device": LoopCase(
+        loop=inside(partial(torch.device, "cpu")), host=ON_LANES, streams=None, cuda=None
+    ),
     "branches called by the loop itself": LoopCase(make=normed, loop=calling_branches),
 }
 

@@ -113,8 +113,6 @@ def test_weights_cast_by_a_lane_after_autocast_ended_are_not_used_in_the_next_st
 
 
 class Twice(nn.Module):
-    """Uses one input in two products."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
@@ -124,8 +122,6 @@ class Twice(nn.Module):
 
 
 class NormedChain(nn.Module):
-    """A norm, which autocast leaves in float32, between two placed modules."""
-
     def __init__(self) -> None:
         super().__init__()
         self.left, self.norm, self.right = tower(), nn.LayerNorm(16), Twice()

@@ -97,8 +97,6 @@ def test_modules_leave_the_filters_of_warnings_and_their_own_classes_as_the_plai
 
 
 class Shelf:
-    """An object that modules share, with what belongs to a thread."""
-
     def __init__(self) -> None:
         self.lock, self.local = threading.RLock(), threading.local()
 
@@ -423,19 +421,24 @@ def test_a_module_that_leaves_gradient_mode_switched_runs_in_place():
     assert "gradient mode" in run_both(model, pair_batch(), SIDE_BY_SIDE, train(), on_lanes=False)
 
 
-def test_graphs_that_are_always_retained_do_not_keep_modules_in_place():
+def test_graphs_that_are_always_retained_and_weights_that_are_lent_do_not_keep_modules_in_place():
     def loop(model: Any, record: Record) -> None:
         for step in range(5):
             loss = model(*pair_batch(step)).square().mean()
             loss.backward(retain_graph=True)
             record.note_model(model)
+            halved = {name: parameter * 0.5 for name, parameter in model.named_parameters()}
+            with torch.no_grad():
+                record.note(torch.func.functional_call(model, halved, pair_batch(step)))
 
     assert "in place" not in run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, loop)
 
 
-def test_the_cpu_as_default_device_does_not_keep_modules_in_place():
-    def loop(model: Any, record: Record) -> None:
-        with torch.device("cpu"):
-            train()(model, record)
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # which torch reads as it compiles
+def test_code_that_is_compiled_out_of_sight_gets_computed_tensors():
+    hidden = [torch.compile(lambda x: x.tanh() * 2, backend="eager")]
 
-    assert "in place" not in run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, loop)
+    def glue(model: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return hidden[0](model.left(x)) * model.right(y)
+
+    assert "code that torch compiles" in run_both(lambda: Glued(glue), pair_batch(), SIDE_BY_SIDE, train())
