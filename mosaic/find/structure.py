@@ -20,6 +20,7 @@ PLAIN_TYPES = (
 """Leaves that cannot hide a tensor, and that compare by value."""
 _FLAT_TYPES = (torch.Tensor, *PLAIN_TYPES)
 _LEAF = pytree.tree_flatten(None)[1]
+_VERSION = operator.attrgetter("_version")
 
 
 def flatten(value: object) -> tuple[list[Any], pytree.TreeSpec]:
@@ -119,7 +120,10 @@ def version_of(tensor: torch.Tensor) -> int | None:
 
 
 def versions_of(tensors: Sequence[torch.Tensor]) -> list[int | None]:
-    return list(map(version_of, tensors))
+    try:
+        return list(map(_VERSION, tensors))
+    except RuntimeError:
+        return list(map(version_of, tensors))
 
 
 def is_opaque(leaf: object) -> bool:

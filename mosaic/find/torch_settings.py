@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +12,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import _C
 from torch.backends import mha
+
+# These are read several times in each call, so without functions in Python.
+_READ = operator.attrgetter("read")
+_DENORMAL = partial(operator.mul, sys.float_info.min, 0.5)
+_FAST_PATH = partial(getattr, mha, "_is_fastpath_enabled")
 
 
 class Setting(NamedTuple):
@@ -36,14 +42,18 @@ def _older(name: str, read: Callable[[], Any], change: Callable[[Any], Any]) -> 
     def read_or_none() -> Any:
         try:
             return read()
-        except RuntimeError:  # somebody has set its newer parts, which then count
+        except RuntimeError:  # somebody has set its newer parts, which always count
             return None
 
-    return Setting(name, read_or_none, lambda before: before is not None and change(before))
+    return Setting(name, read_or_none, lambda before: before is not None and change(before), "caller")
 
 
 def _flag(name: str, setter: str | None = None) -> Setting:
     return Setting(name, getattr(_C, f"_get_{name}"), getattr(_C, f"_set_{setter or name}"))
+
+
+def _only_warn(before: bool) -> None:
+    torch.use_deterministic_algorithms(_C._get_deterministic_algorithms(), warn_only=before)
 
 
 def _default_device() -> torch.device | None:
@@ -59,15 +69,16 @@ SETTINGS: tuple[Setting, ...] = (
     *_autocast("cpu"),
     *_autocast("cuda"),
     Setting("autocast's cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, "call"),
-    Setting("flushing of denormals", lambda: sys.float_info.min * 0.5 == 0.0, torch.set_flush_denormal, "call"),
+    Setting("flushing of denormals", _DENORMAL, lambda before: torch.set_flush_denormal(before == 0.0), "call"),
     Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    Setting("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    Setting("deterministic algorithms", _C._get_deterministic_algorithms, torch.use_deterministic_algorithms),
+    Setting("warnings instead of errors for them", _C._get_deterministic_algorithms_warn_only, _only_warn),
     _older("the precision of float32 products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     _older("TF32 in cuDNN", _C._get_cudnn_allow_tf32, _C._set_cudnn_allow_tf32),
     *map(_precision, ("generic all", "cuda all", "cuda matmul", "cuda conv", "cuda rnn")),
     *map(_precision, ("mkldnn all", "mkldnn matmul", "mkldnn conv", "mkldnn rnn")),
     *(_flag(f"{kind}_sdp_enabled", f"sdp_use_{kind}") for kind in ("flash", "mem_efficient", "math", "cudnn")),
-    Setting("nn.MultiheadAttention's fast path", mha.get_fastpath_enabled, mha.set_fastpath_enabled),
+    Setting("nn.MultiheadAttention's fast path", _FAST_PATH, mha.set_fastpath_enabled),
     *map(_flag, ("mkldnn_enabled", "cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic")),
     Setting("the warnings' filters", lambda: id(warnings.filters), lambda before: None),
     Setting("the default device", _default_device, torch.set_default_device, "caller"),
@@ -82,7 +93,7 @@ def settings_of(scope: str) -> tuple[Setting, ...]:
 
 
 def read(settings: Iterable[Setting]) -> tuple[Any, ...]:
-    return tuple([setting.read() for setting in settings])
+    return tuple(map(operator.call, map(_READ, settings)))
 
 
 def put_back(settings: Sequence[Setting], values: Sequence[Any]) -> None:

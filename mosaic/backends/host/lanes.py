@@ -136,8 +136,9 @@ class _Arbiter:
     def drain(self) -> None:
         while True:
             with self.lock:
-                self._wake_ready()  # a signal handler may have raised between queueing a ticket and waking its lane
                 pending = [*self.running.values(), *itertools.chain(*self.queues.values())]
+                if pending:  # a signal handler may have raised between queueing a ticket and waking its lane
+                    self._wake_ready()
             if not pending:
                 return
             for ticket in pending:
@@ -159,7 +160,7 @@ class _Arbiter:
                 self._wake(key)
 
     def _may_run(self, ticket: HostTicket[Any]) -> bool:
-        if not ticket.ready or not self.held.isdisjoint(ticket.slots):
+        if (ticket.after and not ticket.ready) or not self.held.isdisjoint(ticket.slots):
             return False
         for queue in self.queues.values():
             first = queue[0] if queue else ticket

@@ -55,9 +55,9 @@ def parts_of(module: nn.Module | None) -> list[nn.Module]:
     return parts
 
 
-def has_hooks(leaves: Iterable[torch.Tensor]) -> bool:
+def has_hooks(leaves: Sequence[torch.Tensor]) -> bool:
     """Returns whether hooks follow the gradients of leaves; Mosaic's count, too."""
-    return any(leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in leaves)
+    return any(map(_HOOKS, leaves)) or any(map(_LATE_HOOKS, leaves))
 
 
 class HeldTensors:
@@ -69,7 +69,7 @@ class HeldTensors:
         self.buffers = [each for part in parts for each in part._buffers.values() if each is not None]
         self.tensors = [*self.parameters, *self.buffers]
         self._held = _with_contents(t for p in parts for t in (p._parameters, p._buffers, p._modules))
-        self._values = _values(self._held[1])
+        self._values = [*itertools.chain.from_iterable(map(dict.values, self._held[1]))]
         self._backward_hooks = [hooks for part in parts for hooks in (part._backward_hooks, part._backward_pre_hooks)]
 
     def has_gradient_hooks(self) -> bool:
@@ -80,7 +80,7 @@ class HeldTensors:
         return any(self._backward_hooks) or not all(is_own)
 
     def are_same(self) -> bool:
-        values = _values(self._held[0])
+        values = [*itertools.chain.from_iterable(map(dict.values, self._held[0]))]
         return len(values) == len(self._values) and all(map(is_, values, self._values))
 
 
@@ -127,10 +127,6 @@ class Parts(HeldTensors):
     def _tables(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         for tables, contents in (self._attributes, self._held):
             yield from zip(tables, contents, strict=True)
-
-
-def _values(tables: Sequence[dict[str, Any]]) -> list[Any]:
-    return [*itertools.chain.from_iterable(map(dict.values, tables))]
 
 
 def _settings_in(values: Iterable[Any]) -> list[dict[str, Any]]:

@@ -1,12 +1,13 @@
 """Ranges that profilers show: ``mosaic::<module>.<phase>`` around each placed forward and backward.
 
-``record_function`` takes some ten microseconds and is left out while no profiler runs; NVTX ranges are always set.
+They take some ten microseconds, and are left out where nothing reads them.
 torch's profiler shows the host's lanes, which are threads, only with ``_ExperimentalConfig(profile_all_threads=True)``.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 import torch
@@ -14,6 +15,8 @@ from torch.autograd import profiler
 
 _NVTX: Any = getattr(torch._C, "_nvtx", None)
 _HAS_TOOL = "NVTX_INJECTION64_PATH" in os.environ  # as Nsight Systems starts programs
+
+_NO_RANGE = nullcontext()
 
 
 class ProfilerRange:
@@ -39,6 +42,10 @@ class ProfilerRange:
             self._nvtx = None
 
     __exit__ = close
+
+
+def profiler_range(module: str, phase: str) -> AbstractContextManager[object]:
+    return ProfilerRange(module, phase) if is_profiled() else _NO_RANGE
 
 
 def is_profiled() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator, contextmanager
 from typing import Any
 
 import torch
@@ -45,22 +45,23 @@ class ThreadState(tuple[Any, ...]):
     def capture() -> ThreadState:
         return ThreadState(read(_OF_CALL))
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Switches autocast by its parts: leaving a nested ``torch.autocast`` would clear what all lanes have cast."""
-        before = read(_OF_CALL)
-        _set(self, before)
+
+class Applied(ContextDecorator):
+    """Switches autocast by its parts: leaving a nested ``torch.autocast`` would clear what all lanes have cast."""
+
+    def __init__(self, state: ThreadState) -> None:
+        self._state = state
+
+    def __enter__(self) -> None:
+        self._before = read(_OF_CALL)
+        if self._before != self._state:
+            put_back(_OF_CALL, self._state)
         torch.autocast_increment_nesting()
-        try:
-            yield
-        finally:
-            torch.autocast_decrement_nesting()
-            _set(before, read(_OF_CALL))
 
-
-def _set(values: tuple[Any, ...], now: tuple[Any, ...]) -> None:
-    if now != values:
-        put_back(_OF_CALL, values)
+    def __exit__(self, *_: object) -> None:
+        torch.autocast_decrement_nesting()
+        if self._before != read(_OF_CALL):
+            put_back(_OF_CALL, self._before)
 
 
 def forget_cast_weights() -> None:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 
 from mosaic.engine.calls.hidden import Surroundings
 from mosaic.engine.calls.obstacles import SHARED_IS_WRITTEN, Obstacle
-from mosaic.engine.calls.thread_state import ThreadState
+from mosaic.engine.calls.thread_state import Applied, ThreadState
 from mosaic.find.structure import map_tensors, tensors_in, version_of
 from mosaic.find.trace import Operation, Tracer, caller
 from mosaic.graph import Edge
@@ -108,7 +109,7 @@ class Exchanges(Tracer[frozenset[str]]):
             num_bytes = sum(each.numel() * each.element_size() for each in tensors if source in self.labels([each]))
             self.edges.setdefault((source, name), Edge(source=source, target=name, num_bytes=num_bytes))
         args, kwargs = _without_graph((args, kwargs))
-        self.calls[name] = Subject(name, module, args, kwargs, ThreadState.capture().applied)
+        self.calls[name] = Subject(name, module, args, kwargs, partial(Applied, ThreadState.capture()))
         self._arguments[name] = {self.memory(tensor): (tensor, version_of(tensor)) for tensor in tensors}
         if self._arguments[name].keys() & self._uncounted:
             self.exchanging[name] = _READS_DATA

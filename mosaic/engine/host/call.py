@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import is_
 from typing import Any
 
@@ -18,8 +18,8 @@ from mosaic.engine.calls.hidden import ModuleState, has_hooks
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.signature import Arguments, Signature, layout_of
-from mosaic.engine.calls.thread_state import ThreadState
-from mosaic.engine.host.lane_tensor import LaneTensor
+from mosaic.engine.calls.thread_state import Applied, ThreadState
+from mosaic.engine.host.lane_tensor import APPLY, LaneTensor
 from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModelError
 from mosaic.find.random_numbers import LaneRandomness
 from mosaic.find.restore import same
@@ -71,7 +71,7 @@ class Call:
         assert run is not None and arguments is not None, "a call ran twice"  # noqa: PT018
         try:
             try:
-                with arguments.state.applied():
+                with Applied(arguments.state):
                     inputs = self._alias(arguments)
                     args, kwargs = arguments.nesting.unflatten(inputs)
                     holds = (
@@ -217,12 +217,9 @@ class Call:
             executor.backwards.reach(site, self.parameters)
         if not keep:
             site.in_flight.discard(self)
-        state = ThreadState.capture() if torch.is_autocast_enabled("cpu") else None
-
-        def work() -> list[torch.Tensor | None]:
-            with nullcontext() if state is None else state.applied():
-                return self.backward(grads, keep=keep, by_caller=by_caller)
-
+        work: Callable[[], list[torch.Tensor | None]] = partial(self.backward, grads, keep=keep, by_caller=by_caller)
+        if torch.is_autocast_enabled("cpu"):
+            work = Applied(ThreadState.capture())(work)
         ticket = executor.submit(site, "glue" if self.is_glue else "backward", work, executor.inputs_of(grads, site))
         picks, reached_from = {pick for pick, grad in enumerate(grads) if grad is not None}, self.signature.reached_from
         if by_caller or self._has_leaf or any(picks.isdisjoint(results) for results in reached_from or ()):
@@ -305,6 +302,8 @@ def refuse(site: PlacedModule, what: str, remedy: str, *, origin: str, without_i
 
 class CallFunction(torch.autograd.Function):
     """The node that stands for a call in the caller's autograd graph."""
+
+    apply = APPLY
 
     @staticmethod
     def forward(ctx: Any, call: Call, outputs: list[LaneTensor], *edges: torch.Tensor) -> Any:

@@ -31,7 +31,7 @@ from mosaic.engine.calls.attach import attach, detach, is_attached
 from mosaic.engine.calls.hidden import HOOKED, ModuleState, Surroundings, compiled_code, read_settings
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
-from mosaic.engine.calls.ranges import ProfilerRange
+from mosaic.engine.calls.ranges import ProfilerRange, profiler_range
 from mosaic.engine.calls.signature import HOOKS_GRADIENTS, Arguments, Signature, learn, learn_function
 from mosaic.engine.calls.thread_state import become_lane, forget_cast_weights, interception, on_lane
 from mosaic.engine.calls.torch_functions import attributes_of
@@ -177,7 +177,7 @@ class HostExecutor(Executor):
             args, kwargs = map_tensors(joined, args), map_tensors(joined, kwargs)
             self.drain()
         start = time.perf_counter_ns()
-        with ProfilerRange(site.name, "forward"):
+        with profiler_range(site.name, "forward"):
             result = run(*args, **kwargs)
         self.note_span(site, "forward", self.num_backwards, start)
         if torch.is_grad_enabled():
@@ -323,7 +323,7 @@ class HostExecutor(Executor):
             become_lane()
             start = time.perf_counter_ns()
             try:
-                with ProfilerRange(site.name, phase if slots else f"{phase} routing"):
+                with profiler_range(site.name, phase if slots else f"{phase} routing"):
                     return work()
             except BaseException as error:
                 self.errors[number] = error

@@ -31,6 +31,8 @@ from mosaic.errors import ModuleContractError
 from mosaic.find.structure import map_tensors, tensors_in
 
 _CPU = torch.device("cpu")
+APPLY: Any = vars(torch._C._FunctionBase)["apply"]
+"""``apply`` of autograd functions without its preparation for transforms of ``torch.func``."""
 
 
 class LaneTensor(torch.Tensor):
@@ -179,6 +181,8 @@ dynamo.set_code_exec_strategy(_decides.__code__, dynamo._FrameExecStrategy(_SKIP
 
 class _Join(torch.autograd.Function):
     """The edge between a branch and the caller's graph."""
+
+    apply = APPLY
 
     @staticmethod
     def forward(ctx: Any, tensor: LaneTensor, empty: torch.Tensor | None) -> torch.Tensor:

@@ -20,7 +20,7 @@ from mosaic.backends.streams.clock import StreamClock, StreamMark
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.calls.hidden import HOOKED
 from mosaic.engine.calls.placed_module import LastGradients, PlacedModule
-from mosaic.engine.calls.ranges import ProfilerRange, is_profiled
+from mosaic.engine.calls.ranges import ProfilerRange, is_profiled, profiler_range
 from mosaic.engine.calls.thread_state import TRANSFORMED, AsLane, is_traced, on_lane, on_user_stream
 from mosaic.engine.graphs import ModuleGraphs
 from mosaic.engine.placing import Executor, SpanLog
@@ -107,7 +107,7 @@ class StreamExecutor(Executor):
                 if timeline is None or not is_recorded:
                     return run(*args, **kwargs)
                 start = lane.mark()
-                with ProfilerRange(site.name, "forward"):
+                with profiler_range(site.name, "forward"):
                     result = run(*args, **kwargs)
                 timeline.note(site, "forward", start, lane.mark().event)
                 return result
@@ -161,7 +161,7 @@ class StreamExecutor(Executor):
             args, kwargs = map_tensors(join_tensor, args), map_tensors(join_tensor, kwargs)
             self.lanes.join()
         start = self.log.mark() if self.log.is_recording else None
-        with ProfilerRange(site.name, "forward"):
+        with profiler_range(site.name, "forward"):
             result = run(*args, **kwargs)
         self._barrier = self.log.mark().event
         self._waited.clear()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from mosaic.engine.calls.thread_state import ThreadState
+from mosaic.engine.calls.thread_state import Applied, ThreadState
 from mosaic.engine.host.lane_tensor import to_plain
 from mosaic.errors import ModuleContractError
 from mosaic.find.structure import flatten, unflatten
@@ -155,7 +155,7 @@ class RoutedCall:
         state, context = ThreadState.capture(), copy_context()
 
         def forward() -> tuple[list[Any], pytree.TreeSpec]:
-            with state.applied(), routed.learning(self.mode):
+            with Applied(state), routed.learning(self.mode):
                 args, kwargs = unflatten(own, spec)
                 return flatten(context.run(run, *args, **kwargs))
 

@@ -16,9 +16,9 @@ import torch
 from mosaic.backends.base import Lanes
 from mosaic.engine.calls.hidden import ModuleState
 from mosaic.engine.calls.placed_module import PlacedModule
-from mosaic.engine.calls.ranges import ProfilerRange
+from mosaic.engine.calls.ranges import profiler_range
 from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
-from mosaic.engine.calls.thread_state import AsLane, interception, on_lane
+from mosaic.engine.calls.thread_state import Applied, AsLane, interception, on_lane
 from mosaic.engine.host.call import Call, add_place
 from mosaic.engine.host.executor import HostExecutor
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined
@@ -54,7 +54,7 @@ class HostRankExecutor(RankExecutor):
         def timed() -> Any:
             nonlocal start
             start = time.perf_counter_ns()
-            with self.progress.computing(name, phase), ProfilerRange(name, phase), marked(name):
+            with self.progress.computing(name, phase), profiler_range(name, phase), marked(name):
                 return work()
 
         def on_its_lane() -> Any:
@@ -149,7 +149,7 @@ class _LaneCall(Call):
         with self._on_ranks.in_step(), self._placing("in module"):
             leaves = [leaf.value() if isinstance(leaf, LaneTensor) else leaf for leaf in arguments.leaves]
             try:
-                with arguments.state.applied():
+                with Applied(arguments.state):
                     results = arguments.context.run(call.compute, leaves)
             finally:  # an error, too, may come of what is another than it was
                 self._check_hidden(arguments)

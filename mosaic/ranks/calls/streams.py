@@ -33,7 +33,7 @@ import torch
 
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.calls.placed_module import PlacedModule
-from mosaic.engine.calls.ranges import ProfilerRange
+from mosaic.engine.calls.ranges import profiler_range
 from mosaic.engine.calls.thread_state import AsLane
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.tensor import StreamTensor
@@ -69,7 +69,7 @@ class StreamRankExecutor(RankExecutor):
         settings = self.lanes.lane(routed.slots).under_settings()
         with AsLane(), settings, self.progress.computing(name, phase), marked(name):
             start = timeline.mark()
-            with ProfilerRange(name, phase):
+            with profiler_range(name, phase):
                 result = work()
         timeline.note(site, phase, start, timeline.mark().event, step=self.progress.step)
         return result

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from mosaic.backends.base import Lane, Lanes
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes, StreamTicket
-from mosaic.engine.calls.thread_state import ThreadState, forget_cast_weights, interception
+from mosaic.engine.calls.thread_state import Applied, ThreadState, forget_cast_weights, interception
 from mosaic.errors import InvalidScheduleError, ModuleContractError, RankFailedError
 from mosaic.pipelining.schedule import PipelineSchedule, TaskName, Verb
 from mosaic.pipelining.tasks import ActionKind
@@ -341,7 +341,7 @@ def _has_one_lane(step: StepRun) -> bool:
 
 
 def _walk(step: StepRun, lane: int, state: ThreadState) -> None:
-    with state.applied():
+    with Applied(state):
         for at, (kind, index, _) in enumerate(step.program.rows[lane]):
             if kind in _TASKS:
                 step.await_lanes(index)
