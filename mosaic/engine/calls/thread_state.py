@@ -20,7 +20,7 @@ from mosaic.find.torch_settings import put_back, read, settings_of
 _OF_CALL = settings_of("call")
 _NAMES = tuple(setting.name for setting in _OF_CALL)
 _GRAD, _CACHE = _NAMES.index("gradient mode"), _NAMES.index("autocast's cache")
-_AUTOCASTS = tuple(_NAMES.index(f"autocast on {device}") for device in ("cpu", "cuda"))
+_AUTOCASTS = tuple(_NAMES.index(name) for name in ("autocast on cpu", "autocast on cuda") if name in _NAMES)
 TRANSFORMED = "it is called inside of a transform of torch.func, such as vmap or grad"
 
 
