@@ -17,7 +17,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -490,9 +489,10 @@ def _call_plainly(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 def _call_unwatched(run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a module of torch's that draws nothing without ``LaneRandomness``, under which it leaves its fast path."""
-    is_watched = isinstance(_get_current_function_mode(), LaneRandomness)
-    draws_nothing = is_watched and not any(part.training for part in run.__self__.modules())
-    with _pop_mode_temporarily() if draws_nothing else nullcontext():
+    is_watched = torch._C._len_torch_function_stack() and isinstance(_get_current_function_mode(), LaneRandomness)
+    if not is_watched or any(part.training for part in run.__self__.modules()):
+        return run(*args, **kwargs)
+    with _pop_mode_temporarily():
         return run(*args, **kwargs)
 
 
