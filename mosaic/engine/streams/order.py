@@ -31,7 +31,7 @@ from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.calls.hidden import HeldTensors, parts_of
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.errors import ModuleContractError
-from mosaic.find.structure import memory_of, version_of
+from mosaic.find.structure import memory_of, version_of, versions_of
 from mosaic.find.trace import caller
 
 
@@ -340,6 +340,6 @@ class HeldState:
     def _marks(self) -> list[Any]:
         tensors = self.held.tensors
         try:
-            return [*[tensor._version for tensor in tensors], *map(torch.Tensor.data_ptr, tensors)]
-        except RuntimeError:  # one is of inference mode, or has no memory of its own
-            return [*map(version_of, tensors), *map(memory_of, tensors)]
+            return [*versions_of(tensors), *map(torch.Tensor.data_ptr, tensors)]
+        except RuntimeError:  # one has no memory of its own
+            return [*versions_of(tensors), *map(memory_of, tensors)]
