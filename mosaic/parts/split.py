@@ -8,9 +8,15 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
+from mosaic.errors import UnsplittableError
 from mosaic.graph import Part
+
+_DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "layer_drop")
 
 
 class Value(NamedTuple):
@@ -240,3 +246,26 @@ def copied(value: Any) -> Any:
     """Returns nested containers with copies of their tensors; repeated tensors stay one object."""
     copies: dict[int, torch.Tensor] = {}
     return pytree.tree_map_only(torch.Tensor, lambda each: copies.setdefault(id(each), each.clone()), value)
+
+
+def check_model(model: nn.Module) -> None:
+    """Raises UnsplittableError if a module normalizes over its batch, drops layers at random or hides what it runs."""
+    for name, module in model.named_modules():
+        rates = {drop: getattr(module, drop, getattr(getattr(module, "config", None), drop, 0.0)) for drop in _DROPS}
+        drops = [f"{drop}={rate}" for drop, rate in rates.items() if isinstance(rate, float) and rate > 0]
+        hooked = [weight for weight in vars(module) if f"{weight}_orig" in module._parameters]
+        if isinstance(module, _BatchNorm) and module.training:
+            reason = f"is a {type(module).__name__}; use GroupNorm or LayerNorm, or call eval() after each train()"
+        elif drops and module.training:
+            reason = f"skips layers at random ({drops[0]}), which no schedule knows; set {drops[0].split('=')[0]} to 0"
+        elif isinstance(module, torch.jit.ScriptModule):
+            reason = "is compiled by torch.jit, which hides its layers; pass the module that was compiled"
+        elif any(map(is_lazy, module.parameters(recurse=False))):
+            reason = "has weights without a shape; call the model once before"
+        elif hooked:
+            reason = f"has a hook that makes its {hooked[0]}; use torch.nn.utils.parametrizations, which are modules"
+        elif getattr(module, "gradient_checkpointing", False) is True:
+            reason = "has gradient_checkpointing=True; call gradient_checkpointing_disable() and give strategies"
+        else:
+            continue
+        raise UnsplittableError(f"{name or 'the model'} {reason}")

@@ -16,8 +16,6 @@ from torch.autograd import profiler
 _NVTX: Any = getattr(torch._C, "_nvtx", None)
 _HAS_TOOL = "NVTX_INJECTION64_PATH" in os.environ  # as Nsight Systems starts programs
 
-_NO_RANGE = nullcontext()
-
 
 class ProfilerRange:
     """A range, which ends with ``close`` or a block; ranges of one thread may overlap, as backwards do."""
@@ -45,7 +43,7 @@ class ProfilerRange:
 
 
 def profiler_range(module: str, phase: str) -> AbstractContextManager[object]:
-    return ProfilerRange(module, phase) if is_profiled() else _NO_RANGE
+    return ProfilerRange(module, phase) if is_profiled() else nullcontext()
 
 
 def is_profiled() -> bool:

@@ -17,9 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -30,7 +28,7 @@ from mosaic.find.structure import tensors_in
 from mosaic.find.trace import NUMBER_READS, Operation, Tracer, caller
 from mosaic.parts.blank import BlankResults, Forward, ModuleCall, hidden_of, is_kept_by_selection, replaced_forwards
 from mosaic.parts.parted_model import kind_of
-from mosaic.parts.split import ModelSplit, Site, SplitModule, Value, copied
+from mosaic.parts.split import ModelSplit, Site, SplitModule, Value, check_model, copied
 from mosaic.parts.weights import StandIns, device_of, meta_buffer
 
 Modules = Mapping[str, nn.Module]  # by their names in the model
@@ -39,7 +37,6 @@ Label = tuple[str, Any]
 """A source of a tensor: ``value`` and a ``Value``; ``parameter``, ``buffer`` or ``input`` and a name; or ``inside`` and
 the call that made the tensor and did not return it; ``random`` and the line that drew between sites."""
 Labels = frozenset[Label]
-_DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "layer_drop")
 
 
 def find_split(
@@ -128,29 +125,6 @@ def find_split(
 
 def _is_inside(path: str, outer: str) -> bool:
     return outer == "" or path.startswith(f"{outer}.")
-
-
-def check_model(model: nn.Module) -> None:
-    """Raises UnsplittableError if a module normalizes over its batch, drops layers at random or hides what it runs."""
-    for name, module in model.named_modules():
-        rates = {drop: getattr(module, drop, getattr(getattr(module, "config", None), drop, 0.0)) for drop in _DROPS}
-        drops = [f"{drop}={rate}" for drop, rate in rates.items() if isinstance(rate, float) and rate > 0]
-        hooked = [weight for weight in vars(module) if f"{weight}_orig" in module._parameters]
-        if isinstance(module, _BatchNorm) and module.training:
-            reason = f"is a {type(module).__name__}; use GroupNorm or LayerNorm, or call eval() after each train()"
-        elif drops and module.training:
-            reason = f"skips layers at random ({drops[0]}), which no schedule knows; set {drops[0].split('=')[0]} to 0"
-        elif isinstance(module, torch.jit.ScriptModule):
-            reason = "is compiled by torch.jit, which hides its layers; pass the module that was compiled"
-        elif any(map(is_lazy, module.parameters(recurse=False))):
-            reason = "has weights without a shape; call the model once before"
-        elif hooked:
-            reason = f"has a hook that makes its {hooked[0]}; use torch.nn.utils.parametrizations, which are modules"
-        elif getattr(module, "gradient_checkpointing", False) is True:
-            reason = "has gradient_checkpointing=True; call gradient_checkpointing_disable() and give strategies"
-        else:
-            continue
-        raise UnsplittableError(f"{name or 'the model'} {reason}")
 
 
 def _find_lists(model: nn.Module, chosen: Mapping[str, str] | None) -> dict[str, Modules]:

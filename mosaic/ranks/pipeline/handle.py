@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mosaic.checkpoint.checkpointer import Checkpointer
 from mosaic.checkpoint.state import SavedState
 from mosaic.parts.blank import without_fast_paths
-from mosaic.parts.finding.find import check_model
+from mosaic.parts.split import check_model
 from mosaic.parts.weights import swappable
 from mosaic.pipelining.layers import CountedMicrobatch
 from mosaic.pipelining.plan import PipelinePlan
