@@ -135,16 +135,12 @@ def saved_tensor_hooks() -> object:
 
 _HERE = threading.local()
 on_lane = partial(getattr, _HERE, "on_lane", False)  # asked up to twenty times in a step, so in C
+become_lane = partial(setattr, _HERE, "on_lane", True)  # for good; a lane's thread runs nothing else
 
 
 def on_user_stream() -> bool:
     """Returns True if the current stream is the user's own: this is neither work on a lane nor part of a backward."""
     return torch._C._current_graph_task_id() == -1 and not on_lane()
-
-
-def become_lane() -> None:
-    """Marks the calling thread for good; one of a lane runs nothing else."""
-    _HERE.on_lane = True
 
 
 class AsLane:
