@@ -89,7 +89,7 @@ def pipeline(
         "memory_bytes": memory_bytes,
         "backend": backend,
     }
-    check_arguments(model=model, ranks=ranks, **arguments)
+    check_arguments(model=model, ranks=ranks, trial=trial, **arguments)
     world = World.join(device_of(model), ranks)
     with world.opening(), without_fast_paths():
         microbatches = listed([sample] if isinstance(sample, Mapping) else sample)

@@ -178,9 +178,9 @@ class RoutedCall:
         if returned != expected:
             raise ModuleContractError(
                 f"{routed.name!r} returned {returned} for {rows} rows where {expected} was expected (shape, dtype, "
-                "whether it takes a gradient): each tensor needs a row for each row of the arguments, and takes a "
-                "gradient or not as in the sample's step, since other ranks rely on that; colocate again, or leave it "
-                f"where it is: colocate(..., exclude=[{routed.name!r}])"
+                "whether it takes a gradient): except for the number of rows, other ranks rely on shapes, types and "
+                "gradients of the sample's step; pad batches like the sample, or leave the module where it is: "
+                f"colocate(..., exclude=[{routed.name!r}])"
             )
 
     # Backward.

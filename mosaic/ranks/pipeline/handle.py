@@ -265,6 +265,8 @@ class Pipeline(Checkpointer):
         Ranks agree on each new kind of step before it runs, and on the values of every step with its losses.
         """
         microbatches = listed(microbatches)
+        if not self.active:
+            raise ValueError("the pipeline was removed; call the model itself, or make another pipeline")
         if self._lacks_weights:
             raise ValueError("the model was on the meta device; give it weights by pipe.load_weights or pipe.load")
         modes = self._modes.now()

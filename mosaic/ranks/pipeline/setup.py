@@ -42,6 +42,7 @@ from mosaic.ranks.pipeline.lanes import backend_of, check_lanes
 from mosaic.ranks.pipeline.rank_grid import RankGrids, positions
 from mosaic.ranks.pipeline.sequences import Sequences
 from mosaic.ranks.pipeline.tensor import TensorPlan, WeightSlices, share_layers
+from mosaic.ranks.running import loops
 from mosaic.ranks.world.groups import gpu_bytes
 from mosaic.ranks.world.world import World
 
@@ -183,9 +184,13 @@ def check_arguments(**arguments: Any) -> None:
         ("options", PlannerOptions, "mosaic.PlannerOptions(...)"),
         ("memory_bytes", int, "a number of bytes"),
         ("ranks", RankSettings, "mosaic.RankSettings(...)"),
+        ("trial", bool, "True or False"),
     ):
         if not isinstance(value := arguments[name], kind):  # type: ignore[arg-type]
             raise TypeError(f"{name}={value!r} is a {type(value).__name__}; pass {needed}")
+    own = {id(parameter) for parameter in arguments["model"].parameters()}
+    if not all(own.isdisjoint(parameters) for parameters in loops.handles.values()):
+        raise ValueError("the model is in a pipeline, or colocated, already; call remove() of what has it first")
 
 
 def make_setup(

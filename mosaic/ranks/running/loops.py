@@ -184,6 +184,7 @@ class _Patches:
 _PATCHES = _Patches()
 enter = _PATCHES.enter
 leave = _PATCHES.leave
+handles = _PATCHES._handles  # the active ones, with their parameters
 
 
 def _convert(

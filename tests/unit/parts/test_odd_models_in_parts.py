@@ -26,8 +26,6 @@ from mosaic.parts.weights import drop_weights
 
 CPU = torch.device("cpu")
 THIRDS = ("model[0:1/3]", "model[1:2/3]", "model[2:3/3]")
-
-
 Make = Callable[[], nn.Module]
 
 

@@ -118,8 +118,6 @@ def refused_starts(rank: int, size: int, place: Path) -> None:
     for loss, kind in ((lambda output, _: output, r"tensor of shape \(2, 4\)"), (lambda *_: {}, "dict")):
         with pytest.raises(UnsplittableError, match=f"the loss of the model's Tensor is a {kind}; give pipeline"):
             mosaic.pipeline(one, {"input": torch.ones(2, 4)}, loss=loss, trial=False)
-    with pytest.raises(ValueError, match="a step is a list of microbatches, dicts of the model's arguments"):
-        mosaic.pipeline(one, torch.ones(2, 4))
     with pytest.raises(UnsplittableError, match="gives other results when it is called again"):
         mosaic.pipeline(Remembering(nn.Linear(4, 4), nn.Linear(4, 4)), {"x": torch.randn(2, 4)}, trial=False)
     pipe = mosaic.pipeline(Growing(nn.Linear(4, 4), nn.Linear(4, 4)), {"x": torch.randn(2, 4)}, trial=False, data=1)
@@ -128,12 +126,16 @@ def refused_starts(rank: int, size: int, place: Path) -> None:
             pipe.step([{"x": torch.randn(2, 4)}, {"x": torch.randn(rows, 4)}])
         assert pipe.step([{"x": torch.ones(2, 4)}]).isfinite()
     pipe.remove()
-    pipe, _ = begun(plan=halves(2))
+    pipe, model = begun(plan=halves(2))
+    with pytest.raises(ValueError, match="the model is in a pipeline, or colocated, already"):
+        mosaic.pipeline(model, words(0))
     pipe.step(words(0))
     with pytest.raises(ModuleContractError, match=r"was called for model\..* here and for another part on other ranks"):
         nn.utils.clip_grad_norm_([each for each in pipe.parameters() if each.grad is not None][-1:], 1.0)
     train(pipe, torch.optim.SGD(pipe.parameters(), 0.1), 1)
     pipe.remove()
+    with pytest.raises(ValueError, match="the pipeline was removed"):
+        pipe.step(words(0))
     print("refused")
 
 
