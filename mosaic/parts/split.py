@@ -23,20 +23,16 @@ class Value(NamedTuple):
     """One tensor that a site returns."""
 
     site: int
-    leaf: int
-    """Index among the leaves of its result."""
+    leaf: int  # index among the leaves of its result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """One call of a layer, or of the outermost module with parameters that holds no layers; the last is the output."""
 
-    path: str
-    """The called module's name in the model; empty for the output."""
-    call: int = 0
-    """Number of earlier calls of the same module."""
-    module: str
-    """Owner: the site runs with this module's layer."""
+    path: str  # the called module's name in the model; empty for the output
+    call: int = 0  # number of earlier calls of the same module
+    module: str  # owner: the site runs with this module's layer
     layer: int
     """Layer of the owner that it runs with: the first for sites before the layers, the last for those after."""
     is_layer: bool = False
@@ -44,12 +40,9 @@ class Site:
     """Values of other sites that it uses, directly or through operations between modules."""
     parameters: frozenset[str] = frozenset()
     """Parameters that it reads, and those that operations before it read; by their first names in the model."""
-    keeps_shape: bool = False
-    """True if it returns one tensor, with its first input's shape and dtype."""
-    in_place: bool = False
-    """True if it writes its first result into its first input."""
-    refills: int | None = None
-    """Number of the argument, a dict or a list, that it writes into and returns."""
+    keeps_shape: bool = False  # it returns one tensor, with its first input's shape and dtype
+    in_place: bool = False  # it writes its first result into its first input
+    refills: int | None = None  # number of the argument, a dict or a list, that it writes into and returns
     has_effects: bool = False
     """True if a run changes arguments or buffers, or draws numbers of numpy or Python: it is not recomputed."""
     may_select: bool = field(default=False, compare=False)
