@@ -335,10 +335,7 @@ class CastingApart(Model):
 
 
 def train_on_streams(recipe: Recipe, colocated: Callable[..., Any], **more: Any) -> None:
-    """Trains by a recipe in the plain way and on streams, and compares.
-
-    Under autocast twice: lanes cast weights between modules apart, as no cast that is kept would be.
-    """
+    """Compares plain training with that on streams; twice under autocast, whose casts between modules differ."""
     if not stages_of(recipe):
         return  # two towers that share a weight, and nothing else to place
     for kind, cached in ((CastingApart, True), (Model, False)) if recipe.autocast else ((Model, True),):

@@ -71,10 +71,7 @@ def modules(
 
 @st.composite
 def instances(draw: st.DrawFn, most_modules: int = 5, *, has_pairs: bool = True, is_held: bool = False) -> Instance:
-    """Any tables and memory; disturbed by pairs of their own or not at all.
-
-    ``is_held``: modules keep memory across stages, and devices have little more than they must hold, evenly divided.
-    """
+    """With ``is_held`` modules keep memory across stages, and devices have little more than they must hold."""
     num_devices, num_slots = draw(st.integers(1, 2)), draw(st.integers(1, 5))
     names: list[str] = []
     made = []
