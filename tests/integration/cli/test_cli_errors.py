@@ -13,7 +13,6 @@ from mosaic.cli.main import run
 from mosaic.errors import BackendUnavailableError
 
 WRONG = [
-    # The model.
     (1, "profile --model nowhere.py:make", "nowhere.py does not exist"),
     (1, "profile --model {FILE}:absent", "has no function 'absent'"),
     (1, "profile --model {FILE}:fails", "RuntimeError: no data today"),
